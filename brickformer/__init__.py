@@ -1,0 +1,1 @@
+"""brickformer: Transformers assembled from bricks."""

@@ -1,0 +1,251 @@
+"""Layers: the whole skeleton on one screen.
+
+A branch is joined to the stream of vectors by one formula, every placement of the norm included:
+
+    Residual    after(x + drop(out(f(into(x)))))
+
+    pre     into = norm                    x + f(norm(x))             arXiv 2002.04745; trains without warm-up
+    post    after = norm                   norm(x + f(x))             arXiv 1706.03762, the original
+    peri    into = norm, out = norm        x + norm(f(norm(x)))       arXiv 2502.02732; Gemma 2
+    branch  out = norm                     x + norm(f(x))             arXiv 2501.00656; OLMo 2
+
+    Layer       mixer, then cross-attention where there is a memory, then feed-forward; each in its Residual
+    Stack       layers, one after another, and a last norm where the placement leaves the stream unnormed
+
+Shapes: x (B, T, D) everywhere.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Literal, assert_never, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from brickformer.errors import SpecError, StateError
+from brickformer.feedforward import FeedForward, FeedForwardSpec, check_dropout
+from brickformer.mask import Span
+from brickformer.mixers.base import Mixer, MixerSpec
+from brickformer.mixers.cross import Cross, CrossAttention, Memory
+from brickformer.norms import NormSpec, RMSNorm
+from brickformer.spec import Spec, spec
+from brickformer.state import CrossKV, LayerState, StackState
+
+Place = Literal["pre", "post", "peri", "branch"]
+
+
+@final
+class Residual(nn.Module):
+    """after(x + drop(out(f(into(x)))))."""
+
+    def __init__(self, into: nn.Module, out: nn.Module, after: nn.Module, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.into, self.out, self.after, self.drop = into, out, after, nn.Dropout(dropout)
+
+    @classmethod
+    def placed(cls, place: Place, norm: NormSpec, dim: int, *, dropout: float = 0.0) -> Residual:
+        """The residual with its norms where `place` says."""
+        same = nn.Identity
+        match place:
+            case "pre":
+                return cls(norm.build(dim), same(), same(), dropout=dropout)
+            case "post":
+                return cls(same(), same(), norm.build(dim), dropout=dropout)
+            case "peri":
+                return cls(norm.build(dim), norm.build(dim), same(), dropout=dropout)
+            case "branch":
+                return cls(same(), norm.build(dim), same(), dropout=dropout)
+            case other:
+                assert_never(other)
+
+    def forward(self, x: Float[Tensor, "B T D"], f: Callable[[Tensor], Tensor]) -> Float[Tensor, "B T D"]:
+        """x joined with the branch f."""
+        return self.after(x + self.drop(self.out(f(self.into(x)))))  # type: ignore[no-any-return]
+
+
+@spec("layer")
+class Layer(Spec):
+    """One layer.
+
+    cross: cross-attention, in decoders of an EncoderDecoder. norm, place: which norm and where (see above).
+    arrange: "parallel" lets mixer and feed-forward read the same input and adds both (GPT-J, PaLM: arXiv 2204.02311).
+    dropout: on what each branch adds.
+    """
+
+    mixer: MixerSpec
+    ffn: FeedForwardSpec
+    cross: Cross | None = None
+    norm: NormSpec = RMSNorm()
+    place: Place = "pre"
+    arrange: Literal["serial", "parallel"] = "serial"
+    dropout: float = 0.0
+
+    def check(self) -> None:
+        """Parallel branches need one input: a pre-norm, and no cross-attention between them."""
+        check_dropout(self, self.dropout)
+        if self.arrange == "parallel" and self.place != "pre":
+            raise self.refuse("place", "'pre' when arrange is 'parallel': both branches read one normed input")
+        if self.arrange == "parallel" and self.cross is not None:
+            raise self.refuse("arrange", "'serial' when there is cross-attention: it reads what the mixer wrote")
+
+    def build(self, dim: int) -> StackLayer:
+        """The module."""
+        mixer, ffn = self.mixer.build(dim), self.ffn.build(dim)
+
+        def residual() -> Residual:
+            return Residual.placed(self.place, self.norm, dim, dropout=self.dropout)
+
+        if self.arrange == "parallel":
+            return ParallelLayer(mixer, ffn, residual())
+        crossing = (self.cross.build(dim), residual()) if self.cross else None
+        return TransformerLayer(mixer, residual(), ffn, residual(), crossing)
+
+
+class StackLayer(nn.Module, ABC):
+    """Slot: one layer of a stack."""
+
+    mixer: Mixer
+    cross: CrossAttention | None
+
+    @abstractmethod
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        at: Span,
+        state: LayerState | None = None,
+        memory: Memory | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """(B, T, D) -> (B, T, D)."""
+
+    def init_state(self, batch: int, max_len: int, *, device: torch.device, dtype: torch.dtype) -> LayerState:
+        """An empty state for this layer."""
+        mixer = self.mixer.init_state(batch, max_len, device=device, dtype=dtype)
+        return LayerState(mixer, None if self.cross is None else CrossKV())
+
+
+@final
+class TransformerLayer(StackLayer):
+    """Mixer, cross-attention where there is one, feed-forward: one after another."""
+
+    def __init__(
+        self,
+        mixer: Mixer,
+        around_mixer: Residual,
+        ffn: FeedForward,
+        around_ffn: Residual,
+        crossing: tuple[CrossAttention, Residual] | None = None,
+    ) -> None:
+        super().__init__()
+        self.mixer, self.around_mixer = mixer, around_mixer
+        self.cross = crossing[0] if crossing else None
+        self.around_cross = crossing[1] if crossing else None
+        self.ffn, self.around_ffn = ffn, around_ffn
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        at: Span,
+        state: LayerState | None = None,
+        memory: Memory | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """(B, T, D) -> (B, T, D)."""
+        x = self.around_mixer(x, lambda h: self.mixer(h, at, state.mixer if state else None))
+        cross = self.cross
+        if cross is not None and self.around_cross is not None:
+            x = self.around_cross(x, lambda h: cross(h, at, memory, state.cross if state else None))
+        return self.around_ffn(x, self.ffn)  # type: ignore[no-any-return]
+
+
+@final
+class ParallelLayer(StackLayer):
+    """x + mixer(norm(x)) + ffn(norm(x)): both branches read the same input."""
+
+    def __init__(self, mixer: Mixer, ffn: FeedForward, around: Residual) -> None:
+        super().__init__()
+        self.mixer, self.ffn, self.around, self.cross = mixer, ffn, around, None
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        at: Span,
+        state: LayerState | None = None,
+        memory: Memory | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """(B, T, D) -> (B, T, D)."""
+        return self.around(x, lambda h: self.mixer(h, at, state.mixer if state else None) + self.ffn(h))  # type: ignore[no-any-return]
+
+
+@final
+class Stack(nn.Module):
+    """Layers one after another, then a last norm."""
+
+    def __init__(self, layers: Sequence[StackLayer], norm: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm
+
+    @classmethod
+    def of(cls, layers: Sequence[Layer], dim: int) -> Stack:
+        """Build the layers; the last norm is that of the last layer, and none after a post-norm."""
+        if not layers:
+            raise SpecError("layers: got none, expected at least one. Use pattern([Layer(...)], depth=...).")
+        built = []
+        for i, layer in enumerate(layers):
+            try:
+                built.append(layer.build(dim))
+            except SpecError as e:
+                raise SpecError(f"layers.{i}: {e}") from None
+        last = layers[-1]
+        return cls(built, nn.Identity() if last.place == "post" else last.norm.build(dim))
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        at: Span,
+        state: StackState | None = None,
+        memory: Memory | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """(B, T, D) -> (B, T, D). The state learns the tokens at `at` and moves its clock."""
+        if state is None:
+            for layer in self.layers:
+                x = layer(x, at, None, memory)
+            return self.norm(x)  # type: ignore[no-any-return]
+        if len(state.layers) != len(self.layers):
+            raise StateError(
+                f"the state has {len(state.layers)} layers, the model {len(self.layers)}. "
+                "Make it with this model's init_state()."
+            )
+        state.check_next(at)
+        for layer, layer_state in zip(self.layers, state.layers, strict=True):
+            x = layer(x, at, layer_state, memory)
+        state.advance(at)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def mixers(self) -> list[Mixer]:
+        """The mixer of each layer, in order."""
+        return [layer.mixer for layer in self._layers()]
+
+    def _layers(self) -> list[StackLayer]:
+        return list(self.layers)  # type: ignore[arg-type]
+
+    def init_state(self, batch: int, max_len: int, *, device: torch.device, dtype: torch.dtype) -> StackState:
+        """An empty state for `batch` rows of at most `max_len` tokens. Errors: StateError where a mixer keeps none."""
+        made = []
+        for i, layer in enumerate(self._layers()):
+            try:
+                made.append(layer.init_state(batch, max_len, device=device, dtype=dtype))
+            except StateError as e:
+                raise StateError(f"layers.{i}.{e}") from None
+        return StackState(made)
+
+
+def pattern(unit: Sequence[Layer], depth: int) -> tuple[Layer, ...]:
+    """`unit` repeated to `depth` layers: per-layer difference is data. Errors: SpecError when it does not come out."""
+    if not unit or depth < 1 or depth % len(unit):
+        raise SpecError(
+            f"pattern(): got depth={depth} for a unit of {len(unit)}, expected a positive multiple of the unit."
+        )
+    return tuple(unit) * (depth // len(unit))

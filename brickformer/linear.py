@@ -1,0 +1,42 @@
+"""One matrix product for several projections of the same input.
+
+    y = x Wᵀ + b,   W = [W_1; W_2; ...]   stacked along the output rows
+
+Queries, keys and values (or gate and up) read the same x, so one product over the stacked rows does the work of three:
+fewer kernel launches in training, and at batch 1 one pass over memory instead of three. Which rows belong to which
+projection is kept in `parts`, so that an optimizer that orthogonalises matrices, a quantizer, or a table of checkpoint
+names can treat each projection on its own.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+@final
+class FusedLinear(nn.Linear):
+    """`nn.Linear` whose output rows belong to several projections, of widths `parts`.
+
+    x (..., D) -> (..., sum(parts)). Cut the result with ``y.split(layer.parts, dim=-1)``.
+    """
+
+    def __init__(self, dim: int, parts: tuple[int, ...], *, bias: bool = True) -> None:
+        super().__init__(dim, sum(parts), bias=bias)
+        self.parts = parts
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows."""
+        return f"{super().extra_repr()}, parts={self.parts}"
+
+    def part(self, index: int) -> Float[Tensor, "P D"]:
+        """The weight rows of one projection, a view."""
+        return torch.split(self.weight, list(self.parts), dim=0)[index]
+
+
+@final
+class BranchOut(nn.Linear):
+    """`nn.Linear` that writes a branch into the residual stream: its initial size is shared out over the depth."""

@@ -1,0 +1,1 @@
+"""Mixers: move information along time. One slot: attention, and whatever takes its place."""

@@ -1,0 +1,150 @@
+"""Self-attention: every token looks at the tokens its mask allows (arXiv 1706.03762, 3.2).
+
+    q, k, v = x W_q, x W_k, x W_v;   heads;   out = Attend(q, k, v) W_o
+
+kv_heads < heads is grouped-query attention (arXiv 2305.13245), kv_heads = 1 multi-query (arXiv 1911.02150).
+Shapes: B batch, T tokens, S keys, D model width, H heads, G key heads, K head width.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from brickformer.attend import Attend, Backend
+from brickformer.errors import SpecError, StateError
+from brickformer.feedforward import check_dropout, check_width
+from brickformer.linear import BranchOut, FusedLinear
+from brickformer.mask import Mask, Span
+from brickformer.mixers.base import Mixer, MixerSpec, expect_state
+from brickformer.norms import NormSpec
+from brickformer.positions import NoPosition, Position, PositionSpec
+from brickformer.spec import Spec, spec
+from brickformer.state import KV, RingKV, State
+
+
+@spec("attention")
+class Attention(MixerSpec):
+    """Self-attention.
+
+    heads: query heads. kv_heads: key/value heads, default all. head_dim: width of a head, default dim/heads.
+    position: rotary, ALiBi, T5's bias, or none. mask: causal by default; `FULL` in an encoder; a window.
+    qk_norm: norm of each head's queries and keys (arXiv 2010.04245). softcap: see `Attend`. dropout: on the weights.
+    bias: on queries, keys, values and output; out_bias: on the output, default as bias. scale: default 1/√K.
+    """
+
+    heads: int
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    position: PositionSpec | None = None
+    mask: Mask = Mask()
+    qk_norm: NormSpec | None = None
+    softcap: float | None = None
+    scale: float | None = None
+    dropout: float = 0.0
+    bias: bool = False
+    out_bias: bool | None = None
+    backend: Backend = "auto"
+
+    def check(self) -> None:
+        """Heads divide into key heads; probabilities and caps make sense."""
+        check_heads(self, self.heads, self.kv_heads)
+        check_dropout(self, self.dropout)
+        if self.softcap is not None and self.softcap <= 0.0:
+            raise self.refuse("softcap", "a cap above 0", "Leave it out for none.")
+
+    def build(self, dim: int) -> Mixer:
+        """The module. Errors: SpecError when the widths do not fit."""
+        width = head_width(self, dim, self.heads, self.head_dim)
+        groups = self.kv_heads or self.heads
+        out_bias = self.bias if self.out_bias is None else self.out_bias
+        return AttentionMixer(
+            FusedLinear(dim, (self.heads * width, groups * width, groups * width), bias=self.bias),
+            BranchOut(self.heads * width, dim, bias=out_bias),
+            heads=self.heads,
+            attend=Attend(
+                self.mask, scale=self.scale, softcap=self.softcap, dropout=self.dropout, backend=self.backend
+            ),
+            position=self.position.build(self.heads, width, self.mask.causal) if self.position else NoPosition(),
+            q_norm=self.qk_norm.build(width) if self.qk_norm else nn.Identity(),
+            k_norm=self.qk_norm.build(width) if self.qk_norm else nn.Identity(),
+        )
+
+
+@final
+class AttentionMixer(Mixer):
+    """Multi-head, grouped or multi-query self-attention."""
+
+    def __init__(
+        self,
+        qkv: FusedLinear,
+        out: BranchOut,
+        *,
+        heads: int,
+        attend: Attend,
+        position: Position,
+        q_norm: nn.Module,
+        k_norm: nn.Module,
+    ) -> None:
+        super().__init__()
+        self.qkv, self.out, self.attend, self.position = qkv, out, attend, position
+        self.q_norm, self.k_norm = q_norm, k_norm
+        self.width = qkv.parts[0] // heads
+        self.kv_heads = qkv.parts[1] // self.width
+        self.causal = attend.mask.causal
+
+    def forward(self, x: Float[Tensor, "B T D"], at: Span, state: State | None = None) -> Float[Tensor, "B T D"]:
+        """(B, T, D) -> (B, T, D)."""
+        q, k, v = (split_heads(y, self.width) for y in self.qkv(x).split(self.qkv.parts, dim=-1))
+        q = self.position.rotate(self.q_norm(q), at)  # (B, H, T, K)
+        k = self.position.rotate(self.k_norm(k), at)  # (B, G, T, K)
+        k_at = at
+        if state is not None:
+            k, v, k_at = expect_state(state, KV, "attention").append(k, v, at)  # (B, G, S, K)
+        seen = self.attend(q, k, v, at, k_at, self.position.bias(at, k_at, x.device))
+        return self.out(merge_heads(seen))  # type: ignore[no-any-return]
+
+    def init_state(self, batch: int, max_len: int, *, device: torch.device, dtype: torch.dtype) -> State:
+        """A KV cache; a ring of the last tokens where the mask has a window."""
+        if not self.causal:
+            raise StateError(
+                "attention: sees the future, so it cannot decode step by step. Use mask=Mask(causal=True)."
+            )
+        window = self.attend.mask.window
+        if window is not None and 2 * window < max_len:
+            return RingKV(batch, self.kv_heads, window, self.width, device=device, dtype=dtype)
+        return KV(batch, self.kv_heads, max_len, self.width, device=device, dtype=dtype)
+
+
+def split_heads(x: Float[Tensor, "B T HK"], width: int) -> Float[Tensor, "B H T K"]:
+    """(B, T, H·K) -> (B, H, T, K): first cut the last axis, then swap; a plain view would mix tokens."""
+    batch, tokens, _ = x.shape
+    return x.view(batch, tokens, -1, width).transpose(1, 2)
+
+
+def merge_heads(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T HK"]:
+    """(B, H, T, K) -> (B, T, H·K): swap back, then join."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def check_heads(of: Spec, heads: int, kv_heads: int | None) -> None:
+    """Errors: SpecError when query heads cannot share the key heads evenly."""
+    check_width(of, "heads", heads)
+    if kv_heads is not None and (kv_heads < 1 or heads % kv_heads):
+        divisors = [d for d in range(1, heads + 1) if heads % d == 0]
+        raise of.refuse("kv_heads", f"a divisor of heads={heads}: {', '.join(map(str, divisors))}")
+
+
+def head_width(of: Spec, dim: int, heads: int, head_dim: int | None) -> int:
+    """The width of one head. Errors: SpecError when the heads do not divide the model width."""
+    if head_dim is not None:
+        check_width(of, "head_dim", head_dim)
+        return head_dim
+    if dim % heads:
+        near = [d for d in range(1, dim + 1) if dim % d == 0]
+        fits = ", ".join(map(str, sorted(sorted(near, key=lambda d: abs(d - heads))[:4])))
+        raise SpecError(f"{of.kind}.heads: got {heads}, expected a divisor of dim={dim} ({fits}), or give head_dim.")
+    return dim // heads

@@ -1,0 +1,249 @@
+"""Models: an embedding, a stack, a head.
+
+    Decoder          ids -> logits of the next token           causal layers
+    Encoder          ids -> vectors                            two-way layers
+    EncoderDecoder   source ids, target ids -> logits          an Encoder's memory, read by a Decoder's cross-attention
+
+A decode step is the same call as a training step, with one token and a state. Losses live in `train`.
+Shapes: ids, src, tgt (B, T); h (B, T, D); logits (B, T, V).
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from brickformer.embed import Embed, Embedding, Head, LogitHead, TokenEmbedding, check_ids
+from brickformer.errors import SpecError, StateError
+from brickformer.feedforward import check_width
+from brickformer.init import initialize
+from brickformer.layers import Layer, Stack
+from brickformer.mask import Span
+from brickformer.mixers.cross import Memory
+from brickformer.spec import Spec, spec
+from brickformer.state import StackState
+
+
+class ModelSpec(Spec):
+    """Slot: whole models."""
+
+    __slots__ = ()
+
+
+@spec("decoder")
+class Decoder(ModelSpec):
+    """A causal model of one sequence. vocab: V; dim: D, which flows down to every layer."""
+
+    vocab: int
+    dim: int
+    layers: tuple[Layer, ...]
+    embed: Embed = Embed()
+    head: Head = Head()
+
+    def check(self) -> None:
+        """Something to choose from, some width, some layer."""
+        check_width(self, "vocab", self.vocab)
+        check_width(self, "dim", self.dim)
+
+    def build(self) -> DecoderModel:
+        """The model, initialised. Errors: SpecError for a layer that needs a memory or that sees the future."""
+        for i, layer in enumerate(self.layers):
+            if layer.cross is not None:
+                raise SpecError(
+                    f"decoder.layers.{i}.cross: there is no memory to read. Use EncoderDecoder, or remove it."
+                )
+        model = self.assemble(TokenEmbedding(self.vocab, self.dim))
+        initialize(model)
+        return model
+
+    def assemble(self, tokens: TokenEmbedding) -> DecoderModel:
+        """The model on a given token table, not yet initialised."""
+        model = DecoderModel(self, self.embed.build(tokens), Stack.of(self.layers, self.dim), self.head.build(tokens))
+        for i, mixer in enumerate(model.stack.mixers()):
+            if not mixer.causal:
+                raise SpecError(
+                    f"decoder.layers.{i}.mixer: sees the future, which a decoder must not. Use mask=Mask(causal=True) "
+                    f"(the default), or an Encoder."
+                )
+        return model
+
+
+@final
+class DecoderModel(nn.Module):
+    """ids -> logits of each next token."""
+
+    def __init__(self, spec: Decoder, embed: Embedding, stack: Stack, head: LogitHead) -> None:
+        super().__init__()
+        self.spec, self.embed, self.stack, self.head = spec, embed, stack, head
+
+    def hidden(
+        self,
+        ids: Int[Tensor, "B T"],
+        at: Span | None = None,
+        state: StackState | None = None,
+        memory: Memory | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """(B, T) ids -> (B, T, D). at: where they sit, default after what the state has seen."""
+        check_ids(ids, "decoder")
+        if at is None:
+            at = Span(0, ids.shape[1]) if state is None else state.next(ids.shape[1])
+        return self.stack(self.embed(ids, at), at, state, memory)  # type: ignore[no-any-return]
+
+    def logits(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
+        """(B, T, D) -> (B, T, V)."""
+        return self.head(h)  # type: ignore[no-any-return]
+
+    def forward(
+        self, ids: Int[Tensor, "B T"], at: Span | None = None, state: StackState | None = None
+    ) -> Float[Tensor, "B T V"]:
+        """(B, T) ids -> (B, T, V)."""
+        return self.logits(self.hidden(ids, at, state))
+
+    def init_state(
+        self, batch: int, max_len: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> StackState:
+        """An empty state for `batch` rows of at most `max_len` tokens; default: the model's device and type."""
+        weight = self.embed.tokens.weight
+        return self.stack.init_state(batch, max_len, device=device or weight.device, dtype=dtype or weight.dtype)
+
+
+@spec("encoder")
+class Encoder(ModelSpec):
+    """A two-way model of one sequence. head: logits of each token (masked language models), or none.
+
+    one_way: allow mixers that see the past only (a plain LSTM or Mamba); refused by default, because a causal mask in
+    an encoder is nearly always a slip.
+    """
+
+    vocab: int
+    dim: int
+    layers: tuple[Layer, ...]
+    embed: Embed = Embed()
+    head: Head | None = None
+    one_way: bool = False
+
+    def check(self) -> None:
+        """Something to read, some width."""
+        check_width(self, "vocab", self.vocab)
+        check_width(self, "dim", self.dim)
+
+    def build(self) -> EncoderModel:
+        """The model, initialised. Errors: SpecError for cross-attention, or a causal mixer without one_way."""
+        model = self.assemble(TokenEmbedding(self.vocab, self.dim))
+        initialize(model)
+        return model
+
+    def assemble(self, tokens: TokenEmbedding) -> EncoderModel:
+        """The model on a given token table, not yet initialised."""
+        for i, layer in enumerate(self.layers):
+            if layer.cross is not None:
+                raise SpecError(f"encoder.layers.{i}.cross: an encoder has no memory to read. Remove it.")
+        head = self.head.build(tokens) if self.head else None
+        model = EncoderModel(self, self.embed.build(tokens), Stack.of(self.layers, self.dim), head)
+        for i, mixer in enumerate(model.stack.mixers()):
+            if mixer.causal and not self.one_way:
+                raise SpecError(
+                    f"encoder.layers.{i}.mixer: sees the past only. Give it mask=FULL (in JSON: mask.causal false), or "
+                    f"say one_way=True if that is meant."
+                )
+        return model
+
+
+@final
+class EncoderModel(nn.Module):
+    """ids -> one vector a token, or logits when there is a head."""
+
+    def __init__(self, spec: Encoder, embed: Embedding, stack: Stack, head: LogitHead | None) -> None:
+        super().__init__()
+        self.spec, self.embed, self.stack, self.head = spec, embed, stack, head
+
+    def forward(self, ids: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B T D"]:
+        """(B, T) ids -> (B, T, D). valid: True at real tokens; None when there is no padding."""
+        return self.encode(ids, valid).value
+
+    def encode(self, ids: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None) -> Memory:
+        """(B, T) ids -> their vectors and where they sit."""
+        check_ids(ids, "encoder")
+        at = Span.of(ids, valid=valid)
+        return Memory(self.stack(self.embed(ids, at), at), at)
+
+    def logits(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
+        """(B, T, D) -> (B, T, V). Errors: SpecError when the encoder was built without a head."""
+        if self.head is None:
+            raise SpecError("encoder.head: this encoder has none. Build it with head=Head().")
+        return self.head(h)  # type: ignore[no-any-return]
+
+
+@spec("encoder_decoder")
+class EncoderDecoder(ModelSpec):
+    """Reads a source, writes a target. shared: one token table for both sides (equal vocabularies)."""
+
+    encoder: Encoder
+    decoder: Decoder
+    shared: bool = False
+
+    def check(self) -> None:
+        """Both sides have one width; a shared table needs one vocabulary; the decoder reads the memory."""
+        e, d = self.encoder, self.decoder
+        if e.dim != d.dim:
+            raise SpecError(
+                f"encoder_decoder: encoder.dim is {e.dim}, decoder.dim {d.dim}; expected one width for both."
+            )
+        if self.shared and e.vocab != d.vocab:
+            raise self.refuse("shared", f"False: the vocabularies differ ({e.vocab} and {d.vocab})")
+        if all(layer.cross is None for layer in d.layers):
+            raise SpecError(
+                "encoder_decoder.decoder.layers: no layer has cross-attention, so the source would be ignored. "
+                "Give layers cross=Cross(heads=...)."
+            )
+
+    def build(self) -> EncoderDecoderModel:
+        """The model, initialised. Errors: SpecError from either side."""
+        source = TokenEmbedding(self.encoder.vocab, self.encoder.dim)
+        target = source if self.shared else TokenEmbedding(self.decoder.vocab, self.decoder.dim)
+        model = EncoderDecoderModel(self, self.encoder.assemble(source), self.decoder.assemble(target))
+        initialize(model)
+        return model
+
+
+@final
+class EncoderDecoderModel(nn.Module):
+    """source, target -> logits of each next target token."""
+
+    def __init__(self, spec: EncoderDecoder, encoder: EncoderModel, decoder: DecoderModel) -> None:
+        super().__init__()
+        self.spec, self.encoder, self.decoder = spec, encoder, decoder
+
+    def encode(self, src: Int[Tensor, "B S"], valid: Bool[Tensor, "B S"] | None = None) -> Memory:
+        """(B, S) source ids -> their memory. valid: True at real tokens; None when there is no padding."""
+        return self.encoder.encode(src, valid)
+
+    def decode(
+        self,
+        tgt: Int[Tensor, "B T"],
+        memory: Memory | None,
+        at: Span | None = None,
+        state: StackState | None = None,
+    ) -> Float[Tensor, "B T V"]:
+        """(B, T) target ids -> (B, T, V). memory may be None once the state holds it."""
+        if memory is not None and len(memory.value) != len(tgt):
+            raise StateError(f"decode(): {len(tgt)} target rows for a memory of {len(memory.value)}; expected as many.")
+        return self.decoder.logits(self.decoder.hidden(tgt, at, state, memory))
+
+    def forward(
+        self, src: Int[Tensor, "B S"], tgt: Int[Tensor, "B T"], src_valid: Bool[Tensor, "B S"] | None = None
+    ) -> Float[Tensor, "B T V"]:
+        """Teacher forcing: (B, S) source and (B, T) target ids -> (B, T, V), position t from targets up to t."""
+        return self.decode(tgt, self.encode(src, src_valid))
+
+    def init_state(
+        self, batch: int, max_len: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> StackState:
+        """An empty state of the decoder for `batch` rows of at most `max_len` target tokens."""
+        return self.decoder.init_state(batch, max_len, device=device, dtype=dtype)
+
+
+AnyModel = DecoderModel | EncoderModel | EncoderDecoderModel
