@@ -77,7 +77,7 @@ class Embedding(nn.Module):
             x = x * self.scale
         if self.position is not None:
             x = self.position(x, at)
-        return self.drop(self.norm(x))  # type: ignore[no-any-return]
+        return self.drop(self.norm(x))
 
 
 @spec("head")
@@ -114,7 +114,7 @@ class LogitHead(nn.Module):
         logits = self.project(h)
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)
-        return logits  # type: ignore[no-any-return]
+        return logits
 
 
 def check_ids(ids: Tensor, what: str) -> None:

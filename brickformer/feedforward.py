@@ -96,7 +96,7 @@ class MLPFeedForward(FeedForward):
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """(B, T, D) -> (B, T, D)."""
         hidden = self.activation(self.into(x))  # (B, T, F)
-        return self.out(self.drop(hidden))  # type: ignore[no-any-return]
+        return self.out(self.drop(hidden))
 
 
 @spec("glu")
@@ -137,7 +137,7 @@ class GLUFeedForward(FeedForward):
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """(B, T, D) -> (B, T, D)."""
         gate, up = self.gate_up(x).chunk(2, dim=-1)  # 2 × (B, T, F)
-        return self.out(self.drop(self.activation(gate) * up))  # type: ignore[no-any-return]
+        return self.out(self.drop(self.activation(gate) * up))
 
 
 def check_width(of: Spec, field: str, width: int) -> None:

@@ -63,7 +63,7 @@ class Residual(nn.Module):
 
     def forward(self, x: Float[Tensor, "B T D"], f: Callable[[Tensor], Tensor]) -> Float[Tensor, "B T D"]:
         """x joined with the branch f."""
-        return self.after(x + self.drop(self.out(f(self.into(x)))))  # type: ignore[no-any-return]
+        return self.after(x + self.drop(self.out(f(self.into(x)))))
 
 
 @spec("layer")
@@ -156,7 +156,7 @@ class TransformerLayer(StackLayer):
         cross = self.cross
         if cross is not None and self.around_cross is not None:
             x = self.around_cross(x, lambda h: cross(h, at, memory, state.cross if state else None))
-        return self.around_ffn(x, self.ffn)  # type: ignore[no-any-return]
+        return self.around_ffn(x, self.ffn)
 
 
 @final
@@ -175,7 +175,7 @@ class ParallelLayer(StackLayer):
         memory: Memory | None = None,
     ) -> Float[Tensor, "B T D"]:
         """(B, T, D) -> (B, T, D)."""
-        return self.around(x, lambda h: self.mixer(h, at, state.mixer if state else None) + self.ffn(h))  # type: ignore[no-any-return]
+        return self.around(x, lambda h: self.mixer(h, at, state.mixer if state else None) + self.ffn(h))
 
 
 @final
@@ -212,7 +212,7 @@ class Stack(nn.Module):
         if state is None:
             for layer in self.layers:
                 x = layer(x, at, None, memory)
-            return self.norm(x)  # type: ignore[no-any-return]
+            return self.norm(x)
         if len(state.layers) != len(self.layers):
             raise StateError(
                 f"the state has {len(state.layers)} layers, the model {len(self.layers)}. "
@@ -222,7 +222,7 @@ class Stack(nn.Module):
         for layer, layer_state in zip(self.layers, state.layers, strict=True):
             x = layer(x, at, layer_state, memory)
         state.advance(at)
-        return self.norm(x)  # type: ignore[no-any-return]
+        return self.norm(x)
 
     def mixers(self) -> list[Mixer]:
         """The mixer of each layer, in order."""

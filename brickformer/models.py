@@ -10,6 +10,7 @@ Shapes: ids, src, tgt (B, T); h (B, T, D); logits (B, T, V).
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import final
 
 import torch
@@ -31,6 +32,10 @@ class ModelSpec(Spec):
     """Slot: whole models."""
 
     __slots__ = ()
+
+    @abstractmethod
+    def build(self) -> AnyModel:
+        """The model, initialised."""
 
 
 @spec("decoder")
@@ -90,11 +95,11 @@ class DecoderModel(nn.Module):
         check_ids(ids, "decoder")
         if at is None:
             at = Span(0, ids.shape[1]) if state is None else state.next(ids.shape[1])
-        return self.stack(self.embed(ids, at), at, state, memory)  # type: ignore[no-any-return]
+        return self.stack(self.embed(ids, at), at, state, memory)
 
     def logits(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
         """(B, T, D) -> (B, T, V)."""
-        return self.head(h)  # type: ignore[no-any-return]
+        return self.head(h)
 
     def forward(
         self, ids: Int[Tensor, "B T"], at: Span | None = None, state: StackState | None = None
@@ -174,7 +179,7 @@ class EncoderModel(nn.Module):
         """(B, T, D) -> (B, T, V). Errors: SpecError when the encoder was built without a head."""
         if self.head is None:
             raise SpecError("encoder.head: this encoder has none. Build it with head=Head().")
-        return self.head(h)  # type: ignore[no-any-return]
+        return self.head(h)
 
 
 @spec("encoder_decoder")

@@ -112,11 +112,14 @@ class KV(State):
 
     def _note(self, at: Span, first: int) -> None:
         """Write positions of `at` into the slots of a buffer whose slot 0 is `first`."""
+        self._leave_exact(at, first)
+        if not self.exact:
+            self.pos[:, at.start - first : at.end - first] = at.positions(self.pos.device)
+
+    def _leave_exact(self, at: Span, first: int) -> None:
         if at.pos is not None and self.exact:
             self.exact = False
             self.pos[:, : at.start - first] = torch.arange(first, at.start, device=self.pos.device)
-        if not self.exact:
-            self.pos[:, at.start - first : at.end - first] = at.positions(self.pos.device)
 
     def _span(self, first: int, end: int) -> Span:
         return Span(first, end - first, None if self.exact else self.pos[:, : end - first])
@@ -131,14 +134,7 @@ class RingKV(KV):
     """
 
     def __init__(
-        self,
-        batch: int,
-        heads: int,
-        window: int,
-        width: int,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
+        self, batch: int, heads: int, window: int, width: int, *, device: torch.device, dtype: torch.dtype
     ) -> None:
         super().__init__(batch, heads, 2 * window, width, device=device, dtype=dtype)
         self.window = window
@@ -152,6 +148,7 @@ class RingKV(KV):
         if at.start < self.first:
             raise StateError(f"RingKV has let go of slots below {self.first}; asked to write slot {at.start}.")
         if at.end - self.first > self.max_len:
+            self._sort(at.start - self.first)
             self._slide(max(at.start - self.window + 1, self.first), at.start)
         begin, end = at.start - self.first, at.end - self.first
         if end <= self.max_len:
@@ -163,19 +160,23 @@ class RingKV(KV):
     def _append_long(self, k: Tensor, v: Tensor, at: Span, begin: int) -> tuple[Tensor, Tensor, Span]:
         """More new tokens than the buffer holds: read from a copy, keep the last window."""
         all_k, all_v = torch.cat([self.k[:, :, :begin], k], 2), torch.cat([self.v[:, :, :begin], v], 2)
-        if at.pos is not None and self.exact:
-            self.exact = False
-            self.pos[:, :begin] = torch.arange(self.first, at.start, device=self.pos.device)
+        self._leave_exact(at, self.first)
         pos = None
         if not self.exact:
             new = at.positions(self.pos.device).expand(len(k), -1)
-            pos = torch.cat([self.pos[:, :begin], new], 1)
+            all_k, all_v, pos = _padding_first(all_k, all_v, torch.cat([self.pos[:, :begin], new], 1))
             self.pos[:, : self.window] = pos[:, -self.window :]
         self.k[:, :, : self.window] = all_k[:, :, -self.window :]
         self.v[:, :, : self.window] = all_v[:, :, -self.window :]
         where = Span(self.first, at.end - self.first, pos)
         self.first = at.end - self.window
         return all_k, all_v, where
+
+    def _sort(self, end: int) -> None:
+        """Padding goes in front, so that letting go of the oldest slots never lets go of a token in the window."""
+        if not self.exact:
+            kept = _padding_first(self.k[:, :, :end], self.v[:, :, :end], self.pos[:, :end])
+            self.k[:, :, :end], self.v[:, :, :end], self.pos[:, :end] = kept
 
     def _slide(self, keep_from: int, keep_to: int) -> None:
         """Move the kept slots to the front of the buffer."""
@@ -191,6 +192,13 @@ class RingKV(KV):
                 f"RingKV cannot rewind to slot {to}: it needs slots from {to - self.window + 1} on and keeps those "
                 f"from {self.first} on. Clone the state before going that far ahead."
             )
+
+
+def _padding_first(k: Tensor, v: Tensor, pos: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The slots of each row with its padding first; the order of its tokens is kept."""
+    order = (pos != EMPTY).int().argsort(dim=1, stable=True)  # (B, S)
+    slots = order[:, None, :, None].expand_as(k)
+    return k.gather(2, slots), v.gather(2, slots), pos.gather(1, order)
 
 
 @final

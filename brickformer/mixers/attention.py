@@ -105,7 +105,7 @@ class AttentionMixer(Mixer):
         if state is not None:
             k, v, k_at = expect_state(state, KV, "attention").append(k, v, at)  # (B, G, S, K)
         seen = self.attend(q, k, v, at, k_at, self.position.bias(at, k_at, x.device))
-        return self.out(merge_heads(seen))  # type: ignore[no-any-return]
+        return self.out(merge_heads(seen))
 
     def init_state(self, batch: int, max_len: int, *, device: torch.device, dtype: torch.dtype) -> State:
         """A KV cache; a ring of the last tokens where the mask has a window."""

@@ -96,7 +96,7 @@ class CrossAttention(nn.Module):
         q = self.q_norm(split_heads(self.q(x), self.width))  # (B, H, T, K)
         kept = None if state is None else state.get(len(x))
         k, v, k_at = kept or self._project(memory, state)
-        return self.out(merge_heads(self.attend(q, k, v, at, k_at)))  # type: ignore[no-any-return]
+        return self.out(merge_heads(self.attend(q, k, v, at, k_at)))
 
     def _project(self, memory: Memory | None, state: CrossKV | None) -> tuple[Tensor, Tensor, Span]:
         if memory is None:

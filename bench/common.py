@@ -1,0 +1,78 @@
+"""What every benchmark needs: the machine in a line, tables in Markdown, runs that take turns so that noise hits all alike.
+
+A benchmark measures ours and the peers in one run and states ratios: absolute times move from machine to machine.
+Peers are optional: what is not installed, or has no script, is said in the table and not hidden.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+os.environ.pop("OPENBLAS_CORETYPE", None)  # a benchmark lets numpy choose its own kernels
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+PEERS = Path(os.environ.get("BRICKFORMER_PEERS", ROOT.parent / "shared" / "peers"))
+DATA = Path(os.environ.get("BRICKFORMER_DATA", ROOT.parent / "shared" / "data"))
+
+
+def machine(*packages: str) -> str:
+    """Processor, cores, versions: the line under a table."""
+    cpu = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+        flags = next(line for line in lines if line.startswith("flags"))
+        cpu += ", " + next((f"AVX-{n}" for n in ("512", "2") if f" avx{n}" in flags), "no AVX2")
+    except (OSError, StopIteration):
+        pass
+    names = ["torch", *packages]
+    return f"{cpu}, {os.cpu_count()} cores; Python {platform.python_version()}, " + ", ".join(map(_versioned, names))
+
+
+def _versioned(name: str) -> str:
+    try:
+        return f"{name} {version(name)}"
+    except PackageNotFoundError:
+        return f"{name} not installed"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["--"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def keep(name: str, title: str, parts: Sequence[str], *packages: str) -> None:
+    """Print the result and write it to bench/results/NAME.md, whole or not at all."""
+    command = "python " + " ".join([str(Path(sys.argv[0])), *sys.argv[1:]])
+    text = "\n\n".join([f"# {title}", *parts, f"Rebuilt by `{command}`. {machine(*packages)}."]) + "\n"
+    RESULTS.mkdir(exist_ok=True)
+    part = RESULTS / f".{name}.md.part"
+    part.write_text(text)
+    part.replace(RESULTS / f"{name}.md")
+    print(text)
+
+
+def take_turns(jobs: Mapping[str, Callable[[], object]], rounds: int, *, warm: int = 1) -> dict[str, list[float]]:
+    """Seconds of each call, `rounds` of them, the jobs taking turns; `warm` calls of each come first and don't count."""
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    for turn in range(-warm, rounds):
+        for name, job in jobs.items():
+            began = time.perf_counter()
+            job()
+            if turn >= 0:
+                times[name].append(time.perf_counter() - began)
+    return times
+
+
+def median(values: Iterable[float]) -> float:
+    """The middle one."""
+    return statistics.median(values)

@@ -1,0 +1,76 @@
+"""The command line: `brick VERB ...`. One file a verb; torch is imported inside the functions that need it.
+
+What a user caused is one or two lines on standard error and exit code 2; Ctrl-C is 130.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+
+from brickformer.cli import generate, list, show, train
+from brickformer.errors import BrickError
+
+ABOUT = "Assemble a Transformer from bricks, train it, use it."
+EPILOG = """start here:
+  brick train reverse               learn to say digits backwards, in under a minute
+  brick generate runs/reverse-001 "7 1 4"
+
+Every verb has its own help: brick train --help"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    shared = argparse.ArgumentParser(add_help=False)
+    group = shared.add_argument_group("always")
+    group.add_argument("--use", metavar="FILE.py", action="append", default=[], help="import bricks of your own")
+    group.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    out = argparse.ArgumentParser(
+        prog="brick", description=ABOUT, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    out.add_argument("--version", action="version", version=f"brickformer {version()}")
+    verbs = out.add_subparsers(title="verbs", metavar="VERB", required=True)
+    for verb in (train, generate, show, list):
+        verb.add(verbs, shared)
+    return out
+
+
+def version() -> str:
+    """Of the installed package."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        return installed("brickformer")
+    except PackageNotFoundError:  # a checkout that is not installed
+        return "(not installed)"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    args = parser().parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without │ shows ? and goes on
+    try:
+        if args.use:
+            from brickformer.cli.find import use
+
+            use(args.use)
+        code: int = args.verb(args)
+        sys.stdout.flush()
+        return code
+    except BrickError as e:
+        if args.debug:
+            raise
+        print(f"brick: {e}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("brick: stopped.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `brick list | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

@@ -1,0 +1,150 @@
+"""What a name on the command line stands for: a run folder, a file with a spec, a preset, a recipe; what --set changes."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from brickformer.errors import SpecError, nearest
+from brickformer.models import ModelSpec
+from brickformer.presets import PRESETS
+from brickformer.recipes import RECIPES, Run
+from brickformer.spec import Spec, fields_of, kinds_of, parse_setting, read
+from brickformer.train.checkpoint import RunFolder
+from brickformer.train.files import read_text
+
+S = TypeVar("S", bound=Spec)
+
+
+def use(files: Iterable[str]) -> None:
+    """Import somebody's own bricks: every @spec in the files joins the union. Errors: SpecError naming file and line."""
+    for name in files:
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise SpecError(f"--use {name}: no such file. Name a Python file with bricks of your own.")
+        module_name = path.stem
+        spec = importlib.util.spec_from_file_location(module_name, path)
+        if spec is None or spec.loader is None:
+            raise SpecError(f"--use {name}: not a Python file. Its name has to end in .py.")
+        module = importlib.util.module_from_spec(spec)
+        folder = str(path.resolve().parent)
+        if folder not in sys.path:
+            sys.path.append(folder)  # so that the file can import its neighbours
+        before = sys.modules.get(module_name)
+        sys.modules[module_name] = module  # before it runs: dataclasses look their own module up
+        try:
+            spec.loader.exec_module(module)
+        except Exception as e:
+            if before is None:
+                del sys.modules[module_name]
+            else:
+                sys.modules[module_name] = before
+            if isinstance(e, SpecError):
+                raise
+            raise SpecError(f"--use {name}, {_line(e, path)}: {type(e).__name__}: {e}") from e
+
+
+def _line(error: Exception, path: Path) -> str:
+    """Where in the file it went wrong."""
+    if isinstance(error, SyntaxError):
+        return f"line {error.lineno}"
+    at, trace = None, error.__traceback__
+    while trace is not None:
+        if Path(trace.tb_frame.f_code.co_filename) == path:
+            at = trace.tb_lineno
+        trace = trace.tb_next
+    return f"line {at}" if at else "while it was imported"
+
+
+def changed(spec: S, settings: Sequence[tuple[str, Any]]) -> S:
+    """The spec with every --set applied. Rules that tie two fields are tried in both orders. Errors: SpecError."""
+    try:
+        return _applied(spec, settings)
+    except SpecError:
+        if len(settings) > 1:
+            try:
+                return _applied(spec, settings[::-1])
+            except SpecError:
+                pass
+        raise
+
+
+def _applied(spec: S, settings: Sequence[tuple[str, Any]]) -> S:
+    for path, value in settings:
+        spec = spec.but(**{path: value})
+    return spec
+
+
+def recipe(name: str, data: str | None, settings: Sequence[str]) -> Run:
+    """The run of a recipe, with its changes. Errors: SpecError: an unknown recipe, a file missing or too much."""
+    if name not in RECIPES:
+        raise SpecError(f"brick train {name}: no such recipe; {nearest(name, RECIPES)}")
+    make = RECIPES[name]
+    takes_data = "data" in inspect.signature(make).parameters
+    if takes_data and data is None:
+        what = "two columns, source TAB target" if name == "pairs" else "any text"
+        raise SpecError(f"brick train {name}: no data. Name a file ({what}): brick train {name} --data FILE")
+    if not takes_data and data is not None:
+        raise SpecError(f"brick train {name}: it makes its own data, so --data {data} would be ignored. Leave it out.")
+    run = make(data=data) if takes_data else make()
+    return changed(run, list(map(parse_setting, settings)))
+
+
+def model_spec(what: str, settings: Sequence[str]) -> ModelSpec:
+    """The model of a run folder, a JSON or YAML file, or a preset. Errors: BrickError: none of these, or a broken one."""
+    parsed = list(map(parse_setting, settings))
+    path = Path(what).expanduser()
+    if path.is_dir():
+        file = RunFolder.open(path).path / "spec.json"
+        return changed(own_spec(lambda: ModelSpec.from_json(read_text(file), str(file))), parsed)
+    if path.suffix in (".json", ".yaml", ".yml"):
+        return changed(_file(path), parsed)
+    if what in PRESETS:
+        return _preset(PRESETS[what], parsed)
+    raise SpecError(f"{what}: no run folder, no .json or .yaml file, no preset; {nearest(what, PRESETS)}")
+
+
+def _file(path: Path) -> ModelSpec:
+    """A model spec, or the model of a run spec."""
+    if not path.is_file():
+        raise SpecError(f"{path}: no such file.")
+    text = read_text(path)
+    of_text = Spec.from_json if path.suffix == ".json" else Spec.from_yaml
+    spec = own_spec(lambda: of_text(text, str(path)))
+    match spec:
+        case ModelSpec():
+            return spec
+        case Run():
+            return spec.model
+        case _:
+            whole = ", ".join(kinds_of(ModelSpec))
+            raise SpecError(f"{path}: got {spec.kind!r}, a part; expected a whole model ({whole}) or a run.")
+
+
+def _preset(make: Callable[..., ModelSpec], settings: Sequence[tuple[str, Any]]) -> ModelSpec:
+    """A preset: settings that are its arguments size it, the others change the spec it returns."""
+    hints = get_type_hints(make)
+    sizes = {name: read(hints[name], value, f"--set {name}") for name, value in settings if name in hints}
+    if inspect.signature(make).parameters["vocab"].default is inspect.Parameter.empty:
+        sizes.setdefault("vocab", 32_000)
+    spec = make(**sizes)
+    others = [(path, value) for path, value in settings if path not in hints]
+    known = {*hints, *fields_of(type(spec))} - {"return"}
+    for path, _ in others:
+        if path.split(".")[0] not in known:
+            raise SpecError(f"--set {path}: no such argument or field; {nearest(path.split('.')[0], known)}")
+    return changed(spec, others)
+
+
+def own_spec(read: Callable[[], S]) -> S:
+    """Read a spec; where a kind is unknown, say that it may be a brick of one's own."""
+    try:
+        return read()
+    except SpecError as e:
+        if ".kind: got" in str(e):
+            raise SpecError(f"{e} A brick of your own? Name its file: --use FILE.py") from None
+        raise

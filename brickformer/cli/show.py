@@ -1,0 +1,103 @@
+"""`brick show`: the assembled model, brick by brick, and what it costs."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import textwrap
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from brickformer.cli.costs import Cost
+    from brickformer.models import AnyModel, ModelSpec
+
+ABOUT = """Every brick of a model with its shape, parameters, floating-point operations and cache bytes of one token.
+
+SPEC_OR_RUN is a run folder, a JSON or YAML file, or a preset: vaswani, vaswani_small, gpt2, llama, bert."""
+EXAMPLES = """examples:
+  brick show llama
+  brick show gpt2 --set depth=2 --set layers.*.mixer.mask.window=128
+  brick show runs/reverse-001"""
+
+
+def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser) -> None:
+    """Say what the verb takes."""
+    p = verbs.add_parser(
+        "show",
+        parents=[shared],
+        help="the assembled model: every brick, shapes, parameters, operations, cache bytes",
+        description=ABOUT,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("what", metavar="SPEC_OR_RUN")
+    p.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], dest="settings", help="change the spec")
+    p.add_argument("--context", metavar="N", type=int, default=1024, help="tokens a token looks back on (default 1024)")
+    p.set_defaults(verb=show)
+
+
+def show(args: argparse.Namespace) -> int:
+    """Print the table and the totals."""
+    import torch
+
+    from brickformer.cli.find import model_spec
+    from brickformer.cli.tree import table, tree
+    from brickformer.errors import SpecError
+
+    if args.context < 1:
+        raise SpecError(f"--context: got {args.context}, expected at least 1.")
+    spec = model_spec(args.what, args.settings)
+    with torch.device("meta"):  # shapes without data: the largest model is shown in a moment
+        model = spec.build()
+    width = min(shutil.get_terminal_size().columns, 110)
+    for line in table(tree(model, args.context, width_of(spec), spec.kind), width):
+        print(line)
+    print()
+    for name, line in totals(model, args.context, width_of(spec)).items():
+        print(textwrap.fill(line, width, initial_indent=f"{name:<12}", subsequent_indent=" " * 12))
+    print(textwrap.fill(repr(spec), width, initial_indent=f"{'spec':<12}", subsequent_indent=" " * 12))
+    return 0
+
+
+def width_of(spec: ModelSpec) -> int:
+    """D."""
+    from brickformer.models import Decoder, Encoder, EncoderDecoder
+    from brickformer.errors import SpecError
+
+    match spec:
+        case EncoderDecoder():
+            return spec.decoder.dim
+        case Decoder() | Encoder():
+            return spec.dim
+        case _:
+            raise SpecError(f"show: cannot tell the width of a {spec.kind!r}.")
+
+
+def totals(model: AnyModel, context: int, dim: int) -> dict[str, str]:
+    """The last lines: name, sentence."""
+    from brickformer.cli.costs import cost
+    from brickformer.cli.text import amount, bytes_
+    from brickformer.models import EncoderDecoderModel, EncoderModel
+
+    parameters = list(model.parameters())
+    count, size = sum(p.numel() for p in parameters), sum(p.nbytes for p in parameters)
+    kind = str(parameters[0].dtype).removeprefix("torch.")
+    out = {"parameters": f"{count:,} ({bytes_(size)} in {kind})"}
+    rules = f"matrix products and attention over {context:,} tokens, 2 a multiply-add"
+    match model:
+        case EncoderDecoderModel():
+            read, write = cost(model.encoder, context, dim), cost(model.decoder, context, dim)
+            out["FLOPs"] = (
+                f"{amount(read.flops)} to read a source token, {amount(write.source_flops)} more to keep it for the "
+                f"decoder, {amount(write.flops)} to write a target token ({rules})"
+            )
+        case EncoderModel():
+            out["FLOPs"] = f"{amount(cost(model, context, dim).flops)} a token ({rules})"
+            return out
+        case _:
+            write = cost(model, context, dim)
+            out["FLOPs"] = f"{amount(write.flops)} a token ({rules})"
+    held = model.init_state(1, context).nbytes + write.source_kv_bytes * context
+    source = f", {write.source_kv_bytes:,} a source token" if write.source_kv_bytes else ""
+    out["KV cache"] = f"{write.kv_bytes:,} bytes a token{source}; {bytes_(held)} for {context:,} tokens"
+    return out

@@ -1,0 +1,159 @@
+"""`brick train`: learn something, say how well, keep it."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from brickformer.recipes import Run, Session
+    from brickformer.train import Result
+
+ABOUT = """Train a recipe and keep the result in a folder of its own.
+
+  reverse   made-up digits: 7 1 4 -> 4 1 7
+  text      a decoder that goes on with any text, character by character
+  pairs     an encoder-decoder for any file of pairs: source TAB target, one a line"""
+EXAMPLES = """examples:
+  brick train reverse
+  brick train text --data book.txt --steps 5000
+  brick train pairs --data pairs.tsv --set task.level=word --set train.batch=32
+  brick train reverse --set model.*.layers.*.place=post --name post
+  brick train --resume runs/text-001
+
+--set reaches every field of the run: task.*, model.*, train.*; `brick list` has them all."""
+
+
+def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser) -> None:
+    """Say what the verb takes."""
+    p = verbs.add_parser(
+        "train",
+        parents=[shared],
+        help="learn digits, a text, or pairs of sentences",
+        description=ABOUT,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("recipe", metavar="RECIPE", nargs="?", help="reverse, text or pairs")
+    p.add_argument("--data", metavar="FILE", help="what to learn from (text, pairs)")
+    p.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], dest="settings", help="change a field")
+    p.add_argument("--steps", metavar="N", type=int, help="how long; short for --set train.steps=N")
+    p.add_argument("--seed", metavar="N", type=int, help="of the data, the initial values, the dropout (default 0)")
+    p.add_argument("--name", metavar="NAME", help="of the folder (default: the recipe)")
+    p.add_argument("--out", metavar="DIR", default="runs", help="where the folder goes (default: runs)")
+    p.add_argument("--resume", metavar="RUN", help="go on with a run that was stopped")
+    p.set_defaults(verb=train)
+
+
+def train(args: argparse.Namespace) -> int:
+    """Say what will be done, do it, say how it went."""
+    from brickformer.cli.find import changed, recipe
+    from brickformer.errors import SpecError
+    from brickformer.recipes import Session
+    from brickformer.spec import parse_setting
+    from brickformer.train import progress
+
+    settings = list(map(parse_setting, args.settings))
+    if args.resume is not None:
+        for name in ("recipe", "data", "name", "seed"):
+            if getattr(args, name) is not None:
+                raise SpecError(f"--resume {args.resume}: the run has its own {name}. Leave yours out.")
+        session = Session.resume(Path(args.resume), lambda run: shortened(changed(run, settings), args.steps))
+    elif args.recipe is None:
+        raise SpecError("brick train: no recipe. Say what to learn: reverse, text or pairs; or --resume RUN.")
+    else:
+        run = shortened(recipe(args.recipe, args.data, settings), args.steps)
+        run = run.but(**{name: value for name in ("seed", "name") if (value := getattr(args, name)) is not None})
+        session = Session.new(run)
+    plan(session)
+    if session.folder is None:
+        session.create_folder(Path(args.out))
+    result = session.fit(progress(sys.stderr))
+    if not result.finished:
+        return 130
+    report(session, result)
+    return 0
+
+
+def shortened(run: Run, steps: int | None) -> Run:
+    """The run with `steps` steps; a warm-up longer than that is cut to it."""
+    if steps is None:
+        return run
+    if run.train.schedule.warmup > steps >= 1:
+        run = run.but(**{"train.schedule.warmup": steps})
+    return run.but(**{"train.steps": steps})
+
+
+def plan(session: Session) -> None:
+    """Task, sizes, parameters, steps."""
+    run, train = session.run, session.run.train
+    optim = train.optim.build(session.model).describe()
+    each = f"{train.accumulate} × {train.batch}" if train.accumulate > 1 else str(train.batch)
+    device = session.trained.model.parameters().__next__().device
+    say("task", session.data.describe())
+    say("model", f"{model_line(run.model)}, {sum(p.numel() for p in session.model.parameters()):,} parameters, on {device}")
+    say("train", f"{train.steps:,} steps of {each} rows, seed {run.seed}; {optim}")
+    print(flush=True)
+
+
+def model_line(spec: Any) -> str:
+    """``encoder_decoder, D 128, 2 + 2 layers``."""
+    from brickformer.models import EncoderDecoder
+
+    if isinstance(spec, EncoderDecoder):
+        return f"{spec.kind}, D {spec.decoder.dim}, {len(spec.encoder.layers)} + {len(spec.decoder.layers)} layers"
+    return f"{spec.kind}, D {spec.dim}, {len(spec.layers)} layers"
+
+
+def report(session: Session, result: Result) -> None:
+    """The last numbers, five samples, where it is and how to use it."""
+    from brickformer.cli.text import duration
+
+    assert session.folder is not None
+    record, where = result.record, shown_path(session.folder.path)
+    count = min(session.run.answers, len(session.data.examples()))
+    exact = f", exact match {100 * record['exact']:.1f} % of {count} unseen sequences" if "exact" in record else ""
+    val = f", {record['val_loss']:.4f} on unseen data" if "val_loss" in record else ""
+    print(f"loss {record['loss']:.4f}{val}{exact}; {result.step:,} steps in {duration(result.seconds)}\n")
+    width = min(shutil.get_terminal_size().columns, 110)
+    examples = session.examples(5)
+    if examples:
+        rows = [(e.source, e.output, "right" if e.exact else f"expected {e.expected}") for e in examples]
+        prompt = examples[0].source
+        left, middle = (max(len(row[i]) for row in rows) for i in (0, 1))
+        for source, output, verdict in rows:
+            print(f"  {source:<{left}}  →  {output:<{middle}}  {verdict}".rstrip())
+    else:
+        prompt, text = session.passage(300)
+        for i, line in enumerate((prompt + text).split("\n")):
+            for part in textwrap.wrap(line, width - 2, drop_whitespace=False) or [""]:
+                print(f"  {part}".rstrip())
+        prompt = prompt.split("\n")[0]
+    print(f"\nsaved in {where}: weights, spec, metrics, loss.png")
+    print(f"use it:  brick generate {where} {quoted(prompt)}")
+
+
+def say(name: str, text: str) -> None:
+    """A line of the plan."""
+    width = min(shutil.get_terminal_size().columns, 110)
+    print(textwrap.fill(text, width, initial_indent=f"{name:<8}", subsequent_indent=" " * 8))
+
+
+def shown_path(path: Path) -> Path:
+    """Relative where that is shorter."""
+    try:
+        return path.relative_to(Path.cwd())
+    except ValueError:
+        return path
+
+
+def quoted(text: str) -> str:
+    """As a shell takes it."""
+    import shlex
+
+    return f'"{text}"' if text and not set(text) & set('"$`\\!') else shlex.quote(text)

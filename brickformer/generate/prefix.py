@@ -1,0 +1,210 @@
+"""Prefix: a prompt that has been read once, kept in memory or in a file, and continued many times.
+
+The file is safetensors: the tensors of the state, and in its header the tokens, the plain numbers of the state and a
+digest of the model. Nothing is unpickled, and a file made by another model is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, final
+
+import torch
+from jaxtyping import Float
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from brickformer.errors import BrickError, RunError, StateError
+from brickformer.generate.writer import Prompt, Writer, WritingModel, evaluating, smallest
+from brickformer.mask import Span
+from brickformer.models import AnyModel
+from brickformer.state import KV, StackState, State
+
+FORMAT: Final = "brickformer prompt 1"
+_SAMPLES: Final = 1024  # numbers of each parameter that go into the digest
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefix:
+    """A prompt that has been read.
+
+    tokens: what the decoder was fed; source: what the encoder was. state: of one row, with room for `max_len` tokens.
+    logits: after the last token. digest: of the model.
+    """
+
+    tokens: list[int]
+    source: list[int] | None
+    state: StackState
+    logits: Float[Tensor, "1 V"]
+    max_len: int
+    digest: str
+
+    def given(self, writer: Writer, prompt: Prompt) -> tuple[list[int], list[int] | None]:
+        """What a prompt that goes on from here gives the decoder, and the encoder. Errors: StateError, DataError."""
+        return [*self.tokens, *writer.more_ids(prompt, len(self.tokens))], self.source
+
+    def check(self, writer: Writer) -> None:
+        """Errors: StateError when another model read the prompt."""
+        _same_model(self.digest, writer.model, "prefix")
+
+    def save(self, path: str | Path) -> None:
+        """Write the file, whole or not at all. Errors: RunError when it cannot be written."""
+        tensors: dict[str, Tensor] = {"logits": self.logits.contiguous()}
+        numbers: dict[str, Any] = {}
+        for name, part in _parts(self.state):
+            numbers[name] = {"": type(part).__name__}
+            for field, value in vars(part).items():
+                _put(f"{name}.{field}", _trimmed(part, value, self.state.length), tensors, numbers[name], field)
+        header = {
+            "format": FORMAT,
+            "digest": self.digest,
+            "prompt": json.dumps({"tokens": self.tokens, "source": self.source, "max_len": self.max_len}),
+            "numbers": json.dumps(numbers),
+        }
+        path = Path(path)
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        try:
+            save_file(tensors, partial, header)
+            os.replace(partial, path)
+        except (OSError, SafetensorError) as e:
+            partial.unlink(missing_ok=True)
+            raise RunError(f"{path}: cannot be written: {e}. The prompt is still in memory.") from None
+
+    @staticmethod
+    def load(path: str | Path, model: Writer | AnyModel) -> Prefix:
+        """Read a file. Errors: StateError when it is not a whole prompt file, or was made by another model."""
+        writer = Writer.of(model)
+        where, device = str(path), str(writer.device)
+        if not Path(path).is_file():
+            raise StateError(f"{where}: no such file. Make it with read_prompt(...).save(path).")
+        try:
+            with safe_open(path, framework="pt", device=device) as file:
+                header = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no iterator)
+        except (OSError, SafetensorError) as e:
+            raise StateError(f"{where}: not a whole safetensors file ({e}). Make it again.") from None
+        if header.get("format") != FORMAT:
+            raise StateError(f"{where}: got format {header.get('format')!r}, expected {FORMAT!r}. Make it again.")
+        _same_model(header.get("digest", ""), writer.model, where)
+        try:
+            prompt, numbers = json.loads(header["prompt"]), json.loads(header["numbers"])
+            tokens, source, max_len = prompt["tokens"], prompt["source"], prompt["max_len"]
+            state = writer.decoder.init_state(1, max_len)
+            for name, part in _parts(state):
+                _fill(part, name, numbers[name], tensors)
+            state.length = len(tokens)
+            return Prefix(tokens, source, state, tensors["logits"], max_len, header["digest"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as e:
+            if isinstance(e, BrickError):
+                raise
+            raise StateError(f"{where}: damaged, or of another version ({e!r}). Make it again.") from None
+
+
+@torch.inference_mode()
+def read_prompt(model: Writer | AnyModel, prompt: Prompt, room: int = 256) -> Prefix:
+    """Read a prompt once. room: tokens that may follow before it has to be read again. Errors: DataError."""
+    writer = Writer.of(model)
+    given, source = writer.given(prompt)
+    decoder = writer.decoder
+    max_len = smallest(len(given) + max(room, 0), writer.limit) or 0
+    with evaluating(writer.model):
+        memory = None if source is None else writer.read([source])
+        state = decoder.init_state(1, max_len)
+        h = decoder.hidden(torch.tensor([given], device=writer.device), None, state, memory)
+        logits = decoder.logits(h[:, -1:])[:, 0]
+    return Prefix(given, source, state, logits, max_len, digest(writer.model))
+
+
+def digest(model: WritingModel) -> str:
+    """A digest of a model: its spec, and names, shapes, types and evenly spread numbers of its parameters."""
+    h = hashlib.sha256()
+    h.update(model.spec.to_json().encode())
+    for name, x in sorted(model.state_dict().items()):
+        flat = x.detach().flatten()
+        some = flat[:: max(1, len(flat) // _SAMPLES)]
+        h.update(f"{name} {tuple(x.shape)} {x.dtype}".encode())
+        h.update(some.to("cpu").contiguous().view(torch.uint8).numpy().tobytes())
+    return h.hexdigest()
+
+
+def _same_model(made_by: str, model: WritingModel, where: str) -> None:
+    if made_by != digest(model):
+        raise StateError(
+            f"{where}: read by another model (or by this one before its weights changed), so its state means nothing "
+            f"here. Read the prompt again with read_prompt()."
+        )
+
+
+def _parts(state: StackState) -> Iterator[tuple[str, State]]:
+    for i, layer in enumerate(state.layers):
+        yield f"{i}.mixer", layer.mixer
+        if layer.cross is not None:
+            yield f"{i}.cross", layer.cross
+
+
+def _trimmed(part: State, value: Any, length: int) -> Any:
+    """Of a plain cache, only the slots that were written."""
+    if type(part) is KV and isinstance(value, Tensor):
+        return value[:, :, :length] if value.ndim == 4 else value[:, :length]
+    return value
+
+
+def _put(key: str, value: Any, tensors: dict[str, Tensor], numbers: dict[str, Any], field: str) -> None:
+    """Write down one field of a state."""
+    match value:
+        case Tensor():
+            tensors[key] = value.contiguous()
+            numbers[field] = {"tensor": key}
+        case Span():
+            inner: dict[str, Any] = {}
+            for name, x in (("start", value.start), ("length", value.length), ("pos", value.pos), ("doc", value.doc)):
+                _put(f"{key}.{name}", x, tensors, inner, name)
+            numbers[field] = {"span": inner}
+        case list() | tuple():
+            items: dict[str, Any] = {}
+            for i, item in enumerate(value):
+                _put(f"{key}.{i}", item, tensors, items, str(i))
+            numbers[field] = {"tuple" if isinstance(value, tuple) else "list": items}
+        case None | bool() | int() | float() | str():
+            numbers[field] = {"is": value}
+        case _:
+            raise StateError(f"save: {key} is a {type(value).__name__}, which a prompt file cannot hold.")
+
+
+def _get(saved: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
+    match saved:
+        case {"tensor": key}:
+            return tensors[key]
+        case {"span": inner}:
+            return Span(**{name: _get(x, tensors) for name, x in inner.items()})
+        case {"list": items}:
+            return [_get(items[str(i)], tensors) for i in range(len(items))]
+        case {"tuple": items}:
+            return tuple(_get(items[str(i)], tensors) for i in range(len(items)))
+        case {"is": value}:
+            return value
+        case _:
+            raise StateError(f"prompt file: {saved!r} is no field of a state.")
+
+
+def _fill(part: State, name: str, saved: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Set the fields of an empty state to what was saved; a trimmed cache goes to the front of its buffer."""
+    fields = vars(part)
+    if saved[""] != type(part).__name__ or set(saved) - {""} != set(fields):
+        raise StateError(f"prompt file: {name} was a {saved['']}, this model keeps a {type(part).__name__}.")
+    for field, empty in list(fields.items()):
+        value = _get(saved[field], tensors)
+        if isinstance(empty, Tensor):
+            if value.ndim != empty.ndim or value.dtype != empty.dtype:
+                raise StateError(f"prompt file: {name}.{field} does not fit this model's state.")
+            if value.shape != empty.shape:
+                empty[tuple(slice(n) for n in value.shape)] = value
+                value = empty
+        fields[field] = value

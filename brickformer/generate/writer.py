@@ -1,0 +1,167 @@
+"""Writer: what generation sees of a model: a decoder, an encoder where there is one, their limits and tokenizers.
+
+The one place where the two kinds of models differ. A prompt of a decoder is the beginning of the text; a prompt of an
+encoder-decoder is the source, and the target begins with `start`.
+Shapes: B rows, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from brickformer.embed import Embed
+from brickformer.errors import BrickError, DataError
+from brickformer.generate.result import Tokenizer
+from brickformer.mask import Span
+from brickformer.mixers.cross import Memory
+from brickformer.models import AnyModel, DecoderModel, EncoderDecoderModel, EncoderModel
+from brickformer.positions import Learned, Sinusoid
+
+Prompt = Sequence[int] | str
+"""Ids, or text for the tokenizer."""
+
+WritingModel = DecoderModel | EncoderDecoderModel
+
+
+@final
+class Writer:
+    """A model that can write, and what it takes to write with it; every function of this package takes one.
+
+    tokenizer: reads texts given as prompts and writes the text of answers. source_tokenizer: reads the texts, where
+    that is another one. start: the tokens an encoder-decoder's target begins with. max_len: the most tokens the decoder
+    is fed in a row, where that should be less than the model's own limit.
+    Errors: BrickError for a model that cannot write (an encoder), and for start tokens that do not fit it.
+    """
+
+    def __init__(
+        self,
+        model: AnyModel,
+        tokenizer: Tokenizer | None = None,
+        *,
+        source_tokenizer: Tokenizer | None = None,
+        start: Sequence[int] = (),
+        max_len: int | None = None,
+    ) -> None:
+        self.model: WritingModel
+        match model:
+            case DecoderModel():
+                self.model, self.decoder, self.encoder = model, model, None
+            case EncoderDecoderModel():
+                self.model, self.decoder, self.encoder = model, model.decoder, model.encoder
+            case EncoderModel():
+                raise BrickError("generate: got an encoder, which writes nothing. Use a Decoder or an EncoderDecoder.")
+        if max_len is not None and max_len < 1:
+            raise BrickError(f"generate: got max_len={max_len}, expected at least 1.")
+        self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer or tokenizer
+        self.vocab = self.decoder.spec.vocab
+        self.limit = smallest(table_rows(self.decoder.spec.embed), max_len)
+        self.start = list(start)
+        self._check_start()
+
+    @classmethod
+    def of(cls, model: Writer | AnyModel) -> Writer:
+        """A writer as it is; a model with nothing else."""
+        return model if isinstance(model, Writer) else cls(model)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.decoder.embed.tokens.weight.device
+
+    def given(self, prompt: Prompt) -> tuple[list[int], list[int] | None]:
+        """What a prompt gives the decoder, and the encoder. Errors: DataError: empty, no token, past the limit."""
+        ids = self._ids(prompt, self.source_tokenizer)
+        if self.encoder is None:
+            self._check("prompt", ids, self.vocab, self.limit, 0)
+            return ids, None
+        spec = self.encoder.spec
+        self._check("source", ids, spec.vocab, table_rows(spec.embed), 0)
+        return list(self.start), ids
+
+    def more_ids(self, text: Prompt, written: int, *, last_is_fed: bool = True) -> list[int]:
+        """Ids that go on after `written` tokens of the decoder; none is fine. Errors: DataError: no token, too many."""
+        ids = self._ids(text, self.tokenizer)
+        limit = None if self.limit is None else self.limit + (not last_is_fed)
+        self._check("prompt" if last_is_fed else "answer", ids, self.vocab, limit, written)
+        return ids
+
+    @staticmethod
+    def _ids(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
+        if not isinstance(prompt, str):
+            return [int(i) for i in prompt]
+        if tokenizer is None:
+            raise DataError("prompt: got text without a tokenizer. Give Writer(model, tokenizer), or ids.")
+        return tokenizer.encode(prompt)
+
+    def _check_start(self) -> None:
+        if self.encoder is None:
+            if self.start:
+                raise BrickError("generate: got start tokens for a decoder. Put them at the front of the prompts.")
+        elif not self.start:
+            raise BrickError("generate: an encoder-decoder needs the tokens a target begins with. Give start=[bos].")
+        else:
+            self._check("start", self.start, self.vocab, self.limit, 0)
+
+    @staticmethod
+    def _check(what: str, ids: list[int], vocab: int, limit: int | None, written: int) -> None:
+        if not ids and not written:
+            raise DataError(f"{what}: empty; expected at least one token.")
+        for at, token in enumerate(ids, 1):
+            if not 0 <= token < vocab:
+                raise DataError(f"{what}, token {at}: got id {token}, expected 0 to {vocab - 1}.")
+        if limit is not None and written + len(ids) > limit:
+            raise DataError(
+                f"{what}: {written + len(ids)} tokens, expected at most {limit} (the model's positions, or max_len). "
+                f"Shorten it."
+            )
+
+    def read(self, sources: Sequence[Sequence[int]]) -> Memory:
+        """The memory of some sources, padded on the right."""
+        assert self.encoder is not None
+        longest = max(map(len, sources))
+        ids = torch.tensor([[*s, *[0] * (longest - len(s))] for s in sources], device=self.device)
+        if all(len(s) == longest for s in sources):
+            return self.encoder.encode(ids)
+        lengths = torch.tensor([len(s) for s in sources], device=self.device)
+        return self.encoder.encode(ids, torch.arange(longest, device=self.device) < lengths[:, None])
+
+    def pack(self, rows: Sequence[Sequence[int]], start: int = 0) -> tuple[Tensor, Span]:
+        """Rows as one (B, T) table, padded on the left, and where its tokens sit. start: slots written before them."""
+        longest = max(map(len, rows))
+        ids = torch.tensor([[*[0] * (longest - len(row)), *row] for row in rows], device=self.device)
+        if all(len(row) == longest for row in rows):
+            return ids, Span(start, longest)
+        padding = torch.tensor([longest - len(row) for row in rows], device=self.device)
+        valid = torch.arange(longest, device=self.device) >= padding[:, None]
+        return ids, Span.of(ids, start=start, valid=valid)
+
+
+def table_rows(embed: Embed) -> int | None:
+    """The most tokens an embedding can number; None without a table of positions."""
+    match embed.position:
+        case Sinusoid(max_len=rows) | Learned(max_len=rows):
+            return rows
+        case _:
+            return None
+
+
+def smallest(*limits: int | None) -> int | None:
+    """The smallest of some limits, None meaning none."""
+    return min((n for n in limits if n is not None), default=None)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Dropout off inside; every module as it was afterwards."""
+    training = [m for m in model.modules() if m.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for m in training:
+            m.training = True

@@ -1,0 +1,121 @@
+"""A session: one run being trained. It joins what the leaves cannot know of each other: task, model, loop, generation.
+
+    session = Session.new(reverse(), Path("runs"));  session.fit();  session.examples(5)
+
+`fit` writes the run folder; `Session.resume` goes on with one that was stopped, with the same numbers as if it never was.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import nn
+
+from brickformer.errors import RunError
+from brickformer.generate import Sampling, Stop
+from brickformer.recipes.run import Run, check_lengths, completed, forward
+from brickformer.recipes.trained import Trained, best_device, build, run_of
+from brickformer.tasks import Data, dump_tokenizers
+from brickformer.train import Progress, Result, RunFolder, fit, mean_loss
+from brickformer.train.files import write_json
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A held-out source, what the model says, what it should say."""
+
+    source: str
+    output: str
+    expected: str
+    exact: bool
+
+
+@final
+class Session:
+    """Data, model and folder of one run. run: completed, its vocabularies those of the data."""
+
+    def __init__(self, run: Run, folder: RunFolder | None, data: Data, *, resumed: bool) -> None:
+        self.run, self.folder, self.data, self.resumed = run, folder, data, resumed
+        torch.manual_seed(run.seed)  # initial values; then dropout
+        self.model = build(run.model).to(best_device())
+        check_lengths(self.model, data)
+        self.trained = Trained(run, self.model, data.source, data.target)
+
+    @classmethod
+    def new(cls, run: Run) -> Session:
+        """Read or draw the data, build the model; nothing is written before `fit`. Errors: BrickError."""
+        data = run.task.prepare(run.seed)
+        return cls(completed(run, data), None, data, resumed=False)
+
+    @classmethod
+    def resume(cls, path: Path, change: Callable[[Run], Run] = lambda run: run) -> Session:
+        """Go on with a run that was stopped. change: of its settings. Errors: RunError when the data is not what it was."""
+        folder = RunFolder.open(path)
+        before = run_of(folder)
+        run = change(before)
+        data = run.task.prepare(run.seed)
+        if data.fingerprint != folder.run().get("data"):
+            raise RunError(f"{path}: the data of {run.task.kind!r} is not what it was when the run began. Restore it, or train anew.")
+        session = cls(completed(run, data), folder, data, resumed=True)
+        if run != before:
+            write_json(folder.path / "run.json", session.record())
+        return session
+
+    def record(self) -> dict[str, object]:
+        """What run.json holds: all that decides how the run goes, and what it ran on."""
+        versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+        return {"run": self.run.to_dict(), "data": self.data.fingerprint, "versions": versions}
+
+    def create_folder(self, root: Path) -> RunFolder:
+        """The folder of a new run. Errors: RunError: a full disk, no permission."""
+        tokenizer = json.loads(dump_tokenizers(self.data.source, self.data.target))
+        spec = self.run.model.to_dict()
+        self.folder = RunFolder.create(root, self.run.name, spec=spec, run=self.record(), tokenizer=tokenizer)
+        return self.folder
+
+    def fit(self, progress: Progress | None = None) -> Result:
+        """Train to the end, or to Ctrl-C. Errors: RunError: a loss that is not finite, a full disk."""
+        return fit(
+            self.model,
+            self.run.train,
+            self.data.batch,
+            forward,
+            evaluate=self.evaluate,
+            run=self.folder,
+            progress=progress,
+            resume=self.resumed,
+        )
+
+    def evaluate(self, model: nn.Module) -> Mapping[str, float]:
+        """Loss on the held-out batches; the share of held-out sequences that are answered exactly, end included."""
+        values = {"val_loss": mean_loss(model, self.data.validation(self.run.train.batch), forward)}
+        examples = self.examples(self.run.answers)
+        if examples:
+            values["exact"] = sum(e.exact for e in examples) / len(examples)
+        return values
+
+    def examples(self, most: int) -> list[Example]:
+        """Answers to the first held-out sources, greedy; none for a language model."""
+        pairs = self.data.examples()[:most]
+        if not pairs:
+            return []
+        stop = Stop(max_tokens=self.data.max_target)  # the longest answer and its end
+        results = self.trained.generate([source for source, _ in pairs], Sampling(), stop).results
+        out = []
+        for (source, expected), result in zip(pairs, results, strict=True):
+            text = result.text or ""
+            out.append(Example(source, text, expected, result.finish == "stop" and text == expected))
+        return out
+
+    def passage(self, tokens: int) -> tuple[str, str]:
+        """The beginning of the held-out text and how the model goes on; for a language model."""
+        first = next(iter(self.data.validation(1))).inputs[0]
+        prompt = self.data.target.decode(first[: max(1, len(first) // 2)].tolist())
+        result = self.trained.generate([prompt], stop=Stop(max_tokens=tokens)).results[0]
+        return prompt, result.text or ""

@@ -1,0 +1,125 @@
+"""A trained run, ready to use: `Trained.open("runs/reverse-001").answer(["7 1 4"])` gives ["4 1 7"]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from brickformer.errors import RunError, SpecError
+from brickformer.generate import Generation, Sampling, Stop, Writer, generate
+from brickformer.models import Decoder, DecoderModel, EncoderDecoder, EncoderDecoderModel, EncoderModel, ModelSpec
+from brickformer.recipes.run import Run
+from brickformer.spec import read
+from brickformer.tasks import Tokenizer, load_tokenizers
+from brickformer.train import RunFolder
+
+AnyModel = DecoderModel | EncoderDecoderModel | EncoderModel
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A model with its tokenizers. source: None for a language model, whose prompts are read by `target`. step: of what
+    was trained."""
+
+    run: Run
+    model: AnyModel
+    source: Tokenizer | None
+    target: Tokenizer
+    step: int = 0
+
+    @classmethod
+    def open(cls, path: Path | str, *, device: torch.device | None = None) -> Trained:
+        """The run in a folder, on `device` (a GPU where there is one). Errors: RunError: broken, cut off, no run."""
+        folder = RunFolder.open(Path(path).expanduser())
+        run = run_of(folder)
+        model = build(run.model)
+        step = folder.load_weights(model)
+        file = folder.path / "tokenizer.json"
+        if not file.exists():
+            raise RunError(f"{file}: missing. The folder was cut off while it was written or copied; use another run.")
+        source, target = load_tokenizers(file.read_text(encoding="utf-8"), str(file))
+        return cls(run, model.to(device or best_device()).eval(), source, target, step)
+
+    @property
+    def writes_text(self) -> bool:
+        """Whether it goes on with its prompts (a language model); else it answers them."""
+        return self.source is None
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are chosen unless somebody says otherwise: greedy answers, running text drawn a little sharpened."""
+        return Sampling(temperature=0.8) if self.writes_text else Sampling()
+
+    def generate(
+        self,
+        texts: Sequence[str],
+        sampling: Sampling | None = None,
+        stop: Stop | None = None,
+        *,
+        batch: int = 256,
+        use_cache: bool = True,
+    ) -> Generation:
+        """Answers (or continuations) with all that is known of them. A text that cannot be read has a result with the
+        error. Errors: BrickError for settings that fit no text."""
+        return generate(
+            self.writer,
+            texts,
+            sampling or self.sampling,
+            self.ending(stop or Stop()),
+            batch=batch,
+            use_cache=use_cache,
+        )
+
+    @property
+    def writer(self) -> Writer:
+        """The model and its tokenizers, as generation takes them."""
+        bos = self.target.bos
+        start = () if self.writes_text or bos is None else (bos,)
+        return Writer(self.model, tokenizer=self.target, source_tokenizer=self.source, start=start)
+
+    def ending(self, stop: Stop) -> Stop:
+        """The same, and at the tokenizer's own end."""
+        eos = self.target.eos
+        return stop if eos is None else stop.but(ids=(*stop.ids, eos))
+
+    def answer(self, texts: Sequence[str]) -> list[str]:
+        """Just the texts. Errors: BrickError of the first text that cannot be read."""
+        results = self.generate(texts).results
+        for result in results:
+            if result.error is not None:
+                raise result.error
+        return [result.text or "" for result in results]
+
+
+def run_of(folder: RunFolder) -> Run:
+    """What a run folder was asked to do, its model as it was built. Errors: RunError, SpecError: a broken file."""
+    where = str(folder.path / "run.json")
+    data = folder.run()
+    if "run" not in data:
+        raise RunError(f"{where}: broken: no 'run' in it. Restore it from a copy, or use another run.")
+    asked: dict[str, Any] = {**data["run"], "model": folder.spec()}
+    try:
+        run: Run = read(Run, asked, where)
+    except SpecError as e:
+        hint = " A brick of your own? Name its file: --use FILE.py" if ".kind: got" in str(e) else ""
+        raise RunError(f"{e}{hint}") from None
+    return run
+
+
+def build(spec: ModelSpec) -> AnyModel:
+    """The model of any model spec."""
+    match spec:
+        case Decoder() | EncoderDecoder():
+            return spec.build()
+        case _:
+            raise SpecError(f"model: got {spec.kind!r}, which writes nothing; expected a decoder or an encoder_decoder.")
+
+
+def best_device() -> torch.device:
+    """A GPU where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

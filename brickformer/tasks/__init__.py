@@ -1,0 +1,44 @@
+"""What a model learns: made-up digits, text files, pairs of sentences. Each task is a spec that prepares its data."""
+
+from brickformer.tasks.batch import IGNORE, Batch, pad
+from brickformer.tasks.files import read_lines, read_pieces
+from brickformer.tasks.pairs import Pairs
+from brickformer.tasks.reverse import Copy, Reverse, Sort
+from brickformer.tasks.seq2seq import Seq2SeqData
+from brickformer.tasks.task import Data, Task
+from brickformer.tasks.text import Text, TextData
+from brickformer.tasks.tokenizer import (
+    BOS,
+    EOS,
+    PAD,
+    CharTokenizer,
+    Tokenizer,
+    WordTokenizer,
+    dump_tokenizers,
+    load_tokenizers,
+)
+
+__all__ = [
+    "BOS",
+    "EOS",
+    "IGNORE",
+    "PAD",
+    "Batch",
+    "CharTokenizer",
+    "Copy",
+    "Data",
+    "Pairs",
+    "Reverse",
+    "Seq2SeqData",
+    "Sort",
+    "Task",
+    "Text",
+    "TextData",
+    "Tokenizer",
+    "WordTokenizer",
+    "dump_tokenizers",
+    "load_tokenizers",
+    "pad",
+    "read_lines",
+    "read_pieces",
+]

@@ -1,0 +1,158 @@
+"""The run folder: all that is left of a run, and all that is needed to use it or to go on with it.
+
+    runs/NAME-001/
+        spec.json            the model, every field
+        run.json             what was asked for: task, settings, seed
+        tokenizer.json       how text became numbers, where there is text
+        weights.safetensors  the weights (their average, when there is one), with the step in the metadata
+        state.safetensors    what going on needs: weights, optimizer, random numbers, in one file: they fit together
+        metrics.jsonl        one line a logging step
+        loss.png             the same as a picture
+
+A new run never takes the folder of an earlier one. Nothing here knows a model: it takes named tensors and JSON.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from torch import Tensor, nn
+
+from brickformer.errors import RunError, nearest
+from brickformer.train.files import read_json, read_tensors, write_json, write_tensors, writing
+
+Json = Mapping[str, Any]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """One run on the disk."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, root: Path, name: str, *, spec: Json, run: Json, tokenizer: Json | None = None) -> RunFolder:
+        """A new folder root/NAME-001, or the next free number, with its JSON files in it.
+
+        Two processes never get the same one. Errors: RunError: a bad name, a full disk, no permission; nothing is left
+        then.
+        """
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise RunError(f"run name: got {name!r}, expected letters, digits, '.', '_' and '-', as in text-wide.")
+        folder = cls(_new_folder(root, name))
+        try:
+            write_json(folder.path / "spec.json", spec)
+            write_json(folder.path / "run.json", run)
+            if tokenizer is not None:
+                write_json(folder.path / "tokenizer.json", tokenizer)
+        except BaseException:
+            shutil.rmtree(folder.path, ignore_errors=True)
+            raise
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """The run at `path`. Errors: RunError: no such folder, no run, or one cut off before its first save."""
+        if not path.is_dir():
+            near = [str(p) for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
+            raise RunError(f"{path}: no such run folder; {nearest(str(path), near)}")
+        folder = cls(path)
+        if not any((path / name).exists() for name in ("spec.json", "run.json", "weights.safetensors")):
+            raise RunError(f"{path}: not a run folder: no spec.json in it. Name a folder that `brick train` made.")
+        for name in ("spec.json", "run.json"):
+            read_json(path / name)
+        weights = path / "weights.safetensors"
+        if not weights.exists():
+            raise RunError(f"{weights}: missing. The run was stopped before its first save; train again.")
+        return folder
+
+    @property
+    def metrics(self) -> Path:
+        """Where the metrics are."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def picture(self) -> Path:
+        """Where the loss curve is."""
+        return self.path / "loss.png"
+
+    def spec(self) -> dict[str, Any]:
+        """The model's spec as data."""
+        return read_json(self.path / "spec.json")
+
+    def run(self) -> dict[str, Any]:
+        """What was asked for."""
+        return read_json(self.path / "run.json")
+
+    def tokenizer(self) -> dict[str, Any] | None:
+        """The tokenizer as data; None when the run has none."""
+        path = self.path / "tokenizer.json"
+        return read_json(path) if path.exists() else None
+
+    def save_weights(self, weights: Mapping[str, Tensor], step: int) -> None:
+        """Write the weights after `step` steps. Errors: RunError; the weights saved before are still there then."""
+        write_tensors(self.path / "weights.safetensors", weights, {"step": str(step)})
+
+    def weights(self) -> tuple[dict[str, Tensor], int]:
+        """(weights by name, after how many steps). Errors: RunError: missing or broken."""
+        return _with_step(self.path / "weights.safetensors")
+
+    def load_weights(self, model: nn.Module) -> int:
+        """Put the saved weights into `model`; returns their step. Errors: RunError: missing, broken, do not fit."""
+        weights, step = self.weights()
+        load_into(model, weights, str(self.path / "weights.safetensors"))
+        return step
+
+    def save_state(self, tensors: Mapping[str, Tensor], step: int) -> None:
+        """Write what going on after `step` steps needs. Errors: as `save_weights`."""
+        write_tensors(self.path / "state.safetensors", tensors, {"step": str(step)})
+
+    def state(self) -> tuple[dict[str, Tensor], int]:
+        """What `save_state` wrote. Errors: RunError: missing or broken."""
+        return _with_step(self.path / "state.safetensors")
+
+
+def load_into(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
+    """Copy named tensors into a model that has exactly these names and shapes. Errors: RunError naming what differs."""
+    own = model.state_dict()
+    problems = [f"no tensor {name!r}" for name in own if name not in weights]
+    problems += [f"{name!r} belongs to no part of the model" for name in weights if name not in own]
+    problems += [
+        f"{name!r} is {tuple(weights[name].shape)}, the model has {tuple(tensor.shape)}"
+        for name, tensor in own.items()
+        if name in weights and weights[name].shape != tensor.shape
+    ]
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise RunError(f"{where} does not fit the model: {problems[0]}{more}. Was it saved with this spec.json?")
+    model.load_state_dict(dict(weights))
+
+
+def _with_step(path: Path) -> tuple[dict[str, Tensor], int]:
+    tensors, metadata = read_tensors(path)
+    step = metadata.get("step", "")
+    if not step.isdecimal():
+        raise RunError(f"{path}: broken: no step in its metadata. Only files of `brick train` can be used here.")
+    return tensors, int(step)
+
+
+def _new_folder(root: Path, name: str) -> Path:
+    """Make root/NAME-NNN with the first number above all that are there; mkdir is what decides a race."""
+    with writing(root):
+        root.mkdir(parents=True, exist_ok=True)
+        pattern = re.compile(re.escape(name) + r"-(\d+)")
+        taken = [int(found[1]) for p in root.iterdir() if (found := pattern.fullmatch(p.name))]
+        number = max(taken, default=0) + 1
+        while True:
+            path = root / f"{name}-{number:03d}"
+            try:
+                path.mkdir()
+                return path
+            except FileExistsError:
+                number += 1

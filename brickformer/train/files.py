@@ -1,0 +1,147 @@
+"""Files that are whole or not there: written under a temporary name, flushed to the disk, then renamed.
+
+Tensors are safetensors, everything else is JSON; nothing is ever unpickled. Two names of one tensor (tied weights) are
+stored once, the other name goes to the metadata under "tied". Everything that goes wrong is a RunError naming the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from brickformer.errors import RunError
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns an OSError inside into a RunError that says what to do about it."""
+    try:
+        yield
+    except OSError as e:
+        match e.errno:
+            case errno.ENOSPC | errno.EDQUOT:
+                why = "the disk is full. Free some space and try again; what was saved before is unharmed."
+            case errno.EACCES | errno.EPERM | errno.EROFS:
+                why = "no permission to write there. Change the permissions or choose another folder."
+            case _:
+                why = f"{e.strerror or e}."
+        raise RunError(f"{path}: cannot be written: {why}") from None
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Put `data` at `path`; whatever happens, `path` holds the old content or the new one, never a part of it."""
+    temporary = path.with_name(f".{path.name}.part")
+    with writing(path):
+        try:
+            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            try:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(file, rest) :]
+                os.fsync(file)
+            finally:
+                os.close(file)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        _flush_folder(path.parent)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add one line at the end."""
+    with writing(path), open(path, "a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a JSON object."""
+    write_whole(path, (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def read_text(path: Path) -> str:
+    """The text of a file. Errors: RunError: missing, not readable, not text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RunError(f"{path}: missing. The folder was cut off while written or copied; use another run.") from None
+    except UnicodeDecodeError:
+        raise RunError(f"{path}: broken: not UTF-8 text. Restore it from a copy, or use another run.") from None
+    except OSError as e:
+        raise RunError(f"{path}: cannot be read: {e.strerror or e}.") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Errors: RunError: missing, or not a JSON object."""
+    try:
+        data = json.loads(read_text(path))
+    except json.JSONDecodeError as e:
+        raise RunError(
+            f"{path}: broken: {e.msg} at line {e.lineno}, column {e.colno}. Restore it from a copy, or use another run."
+        ) from None
+    if not isinstance(data, dict):
+        raise RunError(f"{path}: broken: expected a JSON object, found {type(data).__name__}. Use another run.")
+    return data
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write named tensors as safetensors, tied ones once, with `metadata`."""
+    stored, tied = _untie(tensors)
+    notes = {**metadata, "tied": json.dumps(tied)} if tied else dict(metadata)
+    write_whole(path, safetensors.torch.save(stored, metadata=notes))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(named tensors, metadata) of a safetensors file, tied names included. Errors: RunError: missing or broken."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+        tied = json.loads(metadata.pop("tied", "{}"))
+        return {**tensors, **{alias: tensors[name] for alias, name in tied.items()}}, metadata
+    except FileNotFoundError:
+        raise RunError(f"{path}: missing. The run was stopped before its first save, or copied in part.") from None
+    except (safetensors.SafetensorError, json.JSONDecodeError, KeyError) as e:
+        reason = str(e).removeprefix("Error while deserializing header: ")
+        raise RunError(f"{path}: broken ({reason}). Restore it from a copy, or use another run.") from None
+    except OSError as e:
+        raise RunError(f"{path}: cannot be read: {e.strerror or e}.") from None
+
+
+def _untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(tensors that share no memory, other name -> stored name)."""
+    stored: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    first: dict[object, str] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        place = (memory, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() and place in first:
+            tied[name] = first[place]
+            continue
+        first[place] = name
+        own = tensor.detach().contiguous()
+        stored[name] = own.clone() if memory in storages else own
+        storages.add(memory)
+    return stored, tied
+
+
+def _flush_folder(path: Path) -> None:
+    """Make a rename outlast a power cut, where the system can do that."""
+    with contextlib.suppress(OSError):
+        folder = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

@@ -1,0 +1,42 @@
+"""Ctrl-C as a wish, not as an explosion: the step in progress is finished, then the run is saved.
+
+The first SIGINT or SIGTERM is noted; the second SIGINT raises KeyboardInterrupt at once, without saving.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import final
+
+
+@final
+class Interrupt:
+    """Whether somebody asked the run to stop."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """The signal handler."""
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+@contextmanager
+def interruptible() -> Iterator[Interrupt]:
+    """Inside, SIGINT and SIGTERM set `.asked`; afterwards they do what they did before. In other threads: nothing."""
+    interrupt = Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupt
+        return
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interrupt
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
