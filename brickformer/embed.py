@@ -19,22 +19,29 @@ from brickformer.errors import BrickError
 from brickformer.feedforward import check_dropout
 from brickformer.mask import Span
 from brickformer.norms import NormSpec
-from brickformer.positions import AbsolutePosition, AbsolutePositionSpec
+from brickformer.positions import AbsolutePosition, AbsolutePositionSpec, Randomized, RandomPlaces
 from brickformer.spec import Spec, spec
 
 
 @spec("embed")
 class Embed(Spec):
-    """How ids become vectors. scaled: times √D. position: a table added to each token, or none. norm: after the sum."""
+    """How ids become vectors. scaled: times √D. position: a table added to each token, or none. norm: after the sum.
+
+    randomized: places drawn from a long range in training, for position bricks here and in attention.
+    """
 
     position: AbsolutePositionSpec | None = None
     scaled: bool = False
     norm: NormSpec | None = None
     dropout: float = 0.0
+    randomized: Randomized | None = None
 
     def check(self) -> None:
-        """Dropout is a probability."""
+        """Dropout is a probability; a table has a row for every place that may be drawn."""
         check_dropout(self, self.dropout)
+        limit = self.position.limit() if self.position else None
+        if self.randomized is not None and limit is not None and limit < self.randomized.range:
+            raise self.refuse("randomized", f"a range of at most the table's max_len, {limit}", "Raise max_len.")
 
     def build(self, tokens: TokenEmbedding) -> Embedding:
         """The module, on a table that may be shared."""
@@ -45,6 +52,7 @@ class Embed(Spec):
             position=self.position.build(dim) if self.position else None,
             norm=self.norm.build(dim) if self.norm else nn.Identity(),
             dropout=self.dropout,
+            places=self.randomized.build() if self.randomized else None,
         )
 
 
@@ -65,10 +73,15 @@ class Embedding(nn.Module):
         position: AbsolutePosition | None,
         norm: nn.Module,
         dropout: float,
+        places: RandomPlaces | None = None,
     ) -> None:
         super().__init__()
         self.tokens, self.scale, self.position, self.norm = tokens, scale, position, norm
-        self.drop = nn.Dropout(dropout)
+        self.drop, self.places = nn.Dropout(dropout), places
+
+    def place(self, at: Span) -> Span:
+        """The span as position bricks should read it, here and in every layer."""
+        return at if self.places is None else self.places(at)
 
     def forward(self, ids: Int[Tensor, "B T"], at: Span) -> Float[Tensor, "B T D"]:
         """(B, T) ids at `at` -> (B, T, D)."""

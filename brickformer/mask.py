@@ -33,6 +33,7 @@ class Span:
     start: the slot of the first token (in a cache: the slot it is written to). length: number of tokens.
     pos: (B, N) absolute positions, EMPTY at padding; None is a promise: start, start+1, ... in every row, no padding.
     doc: (B, N) document of each token; packed documents never see each other; None is one document.
+    place: (B or 1, N) what position bricks read instead of pos (`Randomized`); masks and caches never do.
     A real token's position is never above its slot: padding only lowers positions.
     """
 
@@ -40,6 +41,7 @@ class Span:
     length: int
     pos: Int[Tensor, "B N"] | None = None
     doc: Int[Tensor, "B N"] | None = None
+    place: Int[Tensor, "#B N"] | None = None
 
     @classmethod
     def of(
@@ -85,7 +87,8 @@ class Span:
     def select(self, rows: Int[Tensor, " R"]) -> Span:
         """The same span for some rows of the batch, in their order."""
         pos = None if self.pos is None else self.pos[rows]
-        return replace(self, pos=pos, doc=None if self.doc is None else self.doc[rows])
+        place = self.place if self.place is None or len(self.place) == 1 else self.place[rows]
+        return replace(self, pos=pos, doc=None if self.doc is None else self.doc[rows], place=place)
 
 
 @spec("mask")

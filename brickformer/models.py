@@ -95,6 +95,7 @@ class DecoderModel(nn.Module):
         check_ids(ids, "decoder")
         if at is None:
             at = Span(0, ids.shape[1]) if state is None else state.next(ids.shape[1])
+        at = self.embed.place(at)
         return self.stack(self.embed(ids, at), at, state, memory)
 
     def logits(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
@@ -172,7 +173,7 @@ class EncoderModel(nn.Module):
     def encode(self, ids: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None) -> Memory:
         """(B, T) ids -> their vectors and where they sit."""
         check_ids(ids, "encoder")
-        at = Span.of(ids, valid=valid)
+        at = self.embed.place(Span.of(ids, valid=valid))
         return Memory(self.stack(self.embed(ids, at), at), at)
 
     def logits(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:

@@ -325,4 +325,3 @@ def _number_hint(expected: Any, data: Any) -> str:
             " (YAML reads 1e-3 as text: write 1.0e-3)." if "e" in data.lower() else "."
         )
     return ""
-

@@ -11,7 +11,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from brickformer.cli import generate, list, show, train
+from brickformer.cli.generate import add as add_generate
+from brickformer.cli.list import add as add_list
+from brickformer.cli.show import add as add_show
+from brickformer.cli.train import add as add_train
 from brickformer.errors import BrickError
 
 ABOUT = "Assemble a Transformer from bricks, train it, use it."
@@ -33,8 +36,8 @@ def parser() -> argparse.ArgumentParser:
     )
     out.add_argument("--version", action="version", version=f"brickformer {version()}")
     verbs = out.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for verb in (train, generate, show, list):
-        verb.add(verbs, shared)
+    for add in (add_train, add_generate, add_show, add_list):
+        add(verbs, shared)
     return out
 
 

@@ -1,4 +1,4 @@
-"""What a name on the command line stands for: a run folder, a file with a spec, a preset, a recipe; what --set changes."""
+"""What a name on the command line stands for: a run folder, a file with a spec, a preset, a recipe; what --set does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ S = TypeVar("S", bound=Spec)
 
 
 def use(files: Iterable[str]) -> None:
-    """Import somebody's own bricks: every @spec in the files joins the union. Errors: SpecError naming file and line."""
+    """Import somebody's own bricks: every @spec in the files joins the union. Errors: SpecError with file and line."""
     for name in files:
         path = Path(name).expanduser()
         if not path.is_file():
@@ -79,7 +79,7 @@ def _applied(spec: S, settings: Sequence[tuple[str, Any]]) -> S:
     return spec
 
 
-def recipe(name: str, data: str | None, settings: Sequence[str]) -> Run:
+def recipe(name: str, data: str | None, settings: Sequence[tuple[str, Any]]) -> Run:
     """The run of a recipe, with its changes. Errors: SpecError: an unknown recipe, a file missing or too much."""
     if name not in RECIPES:
         raise SpecError(f"brick train {name}: no such recipe; {nearest(name, RECIPES)}")
@@ -91,11 +91,11 @@ def recipe(name: str, data: str | None, settings: Sequence[str]) -> Run:
     if not takes_data and data is not None:
         raise SpecError(f"brick train {name}: it makes its own data, so --data {data} would be ignored. Leave it out.")
     run = make(data=data) if takes_data else make()
-    return changed(run, list(map(parse_setting, settings)))
+    return changed(run, settings)
 
 
 def model_spec(what: str, settings: Sequence[str]) -> ModelSpec:
-    """The model of a run folder, a JSON or YAML file, or a preset. Errors: BrickError: none of these, or a broken one."""
+    """The model of a run folder, a JSON or YAML file, or a preset. Errors: BrickError: none of these, or broken."""
     parsed = list(map(parse_setting, settings))
     path = Path(what).expanduser()
     if path.is_dir():
@@ -121,7 +121,7 @@ def _file(path: Path) -> ModelSpec:
         case Run():
             return spec.model
         case _:
-            whole = ", ".join(kinds_of(ModelSpec))
+            whole = ", ".join(kinds_of(ModelSpec))  # type: ignore[type-abstract]
             raise SpecError(f"{path}: got {spec.kind!r}, a part; expected a whole model ({whole}) or a run.")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from brickformer.generate import Sampling, Stats, Stop
+    from brickformer.generate import Sampling, Stop
     from brickformer.recipes import Trained
 
 ABOUT = """Answer items with a trained run, one line each; a language model goes on with them instead.
@@ -100,19 +100,21 @@ def answer(
     trained: Trained, chunk: list[tuple[str, str]], sampling: Sampling, stop: Stop, args: argparse.Namespace
 ) -> bool:
     """Print the answers in order; True when one failed. A blank line stays blank, so that line i answers line i."""
-    asked = [text for _, text in chunk if text.strip()]
+    from brickformer.look.amounts import cut
+
+    asked = [text for where, text in chunk if text.strip() or not where]
     generation = trained.generate(asked, sampling, stop, use_cache=not args.no_cache)
     results = iter(generation.results)
     failed = False
     for where, text in chunk:
-        if not text.strip():
+        if where and not text.strip():
             print()
             continue
         result = next(results)
         if result.error is not None:
             failed = True
             sys.stdout.flush()
-            print(f"brick: {where + ': ' if where else ''}{result.error}", file=sys.stderr)
+            print(f"brick: {where or repr(cut(text, 30))}, {str(result.error).removeprefix('text, ')}", file=sys.stderr)
             if where:
                 print()
         else:

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import inspect
 import re
-import shutil
 import sys
 import textwrap
 import types
@@ -41,6 +40,7 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
 
 def list_(args: argparse.Namespace) -> int:
     """Print the bricks by slot."""
+    from brickformer.cli.text import screen
     from brickformer.errors import SpecError, nearest
 
     slots = by_slot()
@@ -53,7 +53,7 @@ def list_(args: argparse.Namespace) -> int:
             everything = by_slot()
             known = [*everything, *(kind for bricks in everything.values() for kind in bricks)]
             raise SpecError(f"brick list {args.slot}: no such slot or brick; {nearest(args.slot, known)}")
-    width = min(shutil.get_terminal_size().columns, 110)
+    width = screen()
     for i, (slot, bricks) in enumerate(slots.items()):
         print("\n" * bool(i) + slot)
         for kind, cls in bricks.items():
@@ -64,12 +64,12 @@ def list_(args: argparse.Namespace) -> int:
 
 def by_slot() -> dict[str, dict[str, type[Spec]]]:
     """Slot -> kind -> class, in the order of registration; a brick that is no variant of anything is its own slot."""
-    import brickformer.recipes  # noqa: F401  (imports everything that registers bricks)
-    import brickformer.generate  # noqa: F401
+    import brickformer.generate
+    import brickformer.recipes  # noqa: F401  (these two import everything that registers bricks)
     from brickformer.spec import Spec, kinds_of
 
     out: dict[str, dict[str, type[Spec]]] = {}
-    for kind, cls in kinds_of(Spec).items():  # type: ignore[type-abstract]
+    for kind, cls in kinds_of(Spec).items():
         slot = next(c for c in cls.__mro__[1:] if issubclass(c, Spec))
         name = "parts" if slot is Spec else words(slot.__name__.removesuffix("Spec"))
         out.setdefault(name, {})[kind] = cls
@@ -86,11 +86,13 @@ def entry(kind: str, cls: type[Spec], width: int) -> Iterator[str]:
     summary, _, rest = (cls.__doc__ or "").strip().partition("\n")
     found = papers(cls)
     text = re.sub(r"\s*\((?:arXiv )[^)]*\)", "", summary)
-    line = f"{text}  [{', '.join(found)}]" if found else text
-    yield from textwrap.wrap(line, width, initial_indent=f"  {kind:<16}", subsequent_indent=INDENT)
+    line = text + "".join(f" [{name}]".replace("arXiv ", f"arXiv{KEEP}") for name in found)
     options = "; ".join(option(f, t).replace(" ", KEEP) for f, t in fields(cls))
-    for line in textwrap.wrap(options, width, initial_indent=INDENT, subsequent_indent=INDENT):
-        yield line.replace(KEEP, " ")
+    for part, first in ((line, f"  {kind:<16}"), (options, INDENT)):
+        for wrapped in textwrap.wrap(
+            part, width, initial_indent=first, subsequent_indent=INDENT, break_on_hyphens=False
+        ):
+            yield wrapped.replace(KEEP, " ")
 
 
 def detail(kind: str, cls: type[Spec], width: int) -> Iterator[str]:
@@ -100,7 +102,10 @@ def detail(kind: str, cls: type[Spec], width: int) -> Iterator[str]:
     for paragraph in inspect.cleandoc(cls.__doc__ or "").split("\n\n"):
         yield from textwrap.wrap(paragraph, width, initial_indent="    ", subsequent_indent="    ")
         yield ""
-    rows = [(f.name, type_name(t), "needed" if f.default is dataclasses.MISSING else plain(f.default)) for f, t in fields(cls)]
+    rows = [
+        (f.name, type_name(t), "needed" if f.default is dataclasses.MISSING else plain(f.default))
+        for f, t in fields(cls)
+    ]
     names, types_ = (max((len(row[i]) for row in rows), default=0) for i in (0, 1))
     for name, type_, default in rows:
         yield f"    {name:<{names}}  {type_:<{types_}}  {default}"

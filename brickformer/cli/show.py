@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import shutil
-import textwrap
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from brickformer.cli.costs import Cost
+    from brickformer.look.tree import Node
     from brickformer.models import AnyModel, ModelSpec
 
 ABOUT = """Every brick of a model with its shape, parameters, floating-point operations and cache bytes of one token.
@@ -32,7 +31,9 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
     )
     p.add_argument("what", metavar="SPEC_OR_RUN")
     p.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], dest="settings", help="change the spec")
-    p.add_argument("--context", metavar="N", type=int, default=1024, help="tokens a token looks back on (default 1024)")
+    p.add_argument(
+        "--context", metavar="N", type=int, help="tokens a token looks back on (default 1024, or all it can)"
+    )
     p.set_defaults(verb=show)
 
 
@@ -41,28 +42,52 @@ def show(args: argparse.Namespace) -> int:
     import torch
 
     from brickformer.cli.find import model_spec
-    from brickformer.cli.tree import table, tree
+    from brickformer.cli.text import labelled, screen
     from brickformer.errors import SpecError
+    from brickformer.look.tree import table, tree
 
-    if args.context < 1:
+    if args.context is not None and args.context < 1:
         raise SpecError(f"--context: got {args.context}, expected at least 1.")
     spec = model_spec(args.what, args.settings)
+    context = args.context or reach(spec)
     with torch.device("meta"):  # shapes without data: the largest model is shown in a moment
         model = spec.build()
-    width = min(shutil.get_terminal_size().columns, 110)
-    for line in table(tree(model, args.context, width_of(spec), spec.kind), width):
+    width = screen()
+    for line in table(without_mixed_total(tree(model, context, width_of(spec), spec.kind)), width):
         print(line)
     print()
-    for name, line in totals(model, args.context, width_of(spec)).items():
-        print(textwrap.fill(line, width, initial_indent=f"{name:<12}", subsequent_indent=" " * 12))
-    print(textwrap.fill(repr(spec), width, initial_indent=f"{'spec':<12}", subsequent_indent=" " * 12))
+    for name, line in totals(model, context, width_of(spec)).items():
+        print(labelled(name, line, 12))
+    print(labelled("spec", repr(spec), 12))
     return 0
+
+
+def without_mixed_total(root: Node) -> Node:
+    """Tokens that are read and tokens that are written are not added up."""
+    from brickformer.look.costs import Cost
+
+    return replace(root, cost=Cost()) if root.name == "encoder_decoder" else root
+
+
+def reach(spec: ModelSpec) -> int:
+    """1024 tokens, or as many as the tables of positions have."""
+    from brickformer.generate.writer import smallest, table_rows
+    from brickformer.models import Decoder, Encoder, EncoderDecoder
+
+    match spec:
+        case EncoderDecoder():
+            limits = [table_rows(spec.encoder.embed), table_rows(spec.decoder.embed)]
+        case Decoder() | Encoder():
+            limits = [table_rows(spec.embed)]
+        case _:
+            limits = []
+    return smallest(1024, *limits) or 1024
 
 
 def width_of(spec: ModelSpec) -> int:
     """D."""
-    from brickformer.models import Decoder, Encoder, EncoderDecoder
     from brickformer.errors import SpecError
+    from brickformer.models import Decoder, Encoder, EncoderDecoder
 
     match spec:
         case EncoderDecoder():
@@ -75,8 +100,8 @@ def width_of(spec: ModelSpec) -> int:
 
 def totals(model: AnyModel, context: int, dim: int) -> dict[str, str]:
     """The last lines: name, sentence."""
-    from brickformer.cli.costs import cost
-    from brickformer.cli.text import amount, bytes_
+    from brickformer.look.amounts import amount, bytes_
+    from brickformer.look.costs import cost
     from brickformer.models import EncoderDecoderModel, EncoderModel
 
     parameters = list(model.parameters())

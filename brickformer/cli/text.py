@@ -2,28 +2,8 @@
 
 from __future__ import annotations
 
-
-def amount(n: float) -> str:
-    """A count a person can read: exact below a million, then three digits and K, M, G, T: ``8,320``, ``1.18 M``."""
-    if abs(n) < 1_000_000:
-        return f"{n:,.0f}"
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
-        if abs(n) >= size * 0.9995:
-            return f"{n / size:.3g} {unit}"
-    return f"{n:,.0f}"
-
-
-def bytes_(n: float) -> str:
-    """Bytes a person can read, in powers of 1000: ``3.71 MB``."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(n) >= size:
-            return f"{n / size:.3g} {unit}"
-    return f"{n:,.0f} bytes"
-
-
-def cut(text: str, width: int) -> str:
-    """A text in at most `width` characters, its end replaced by … when it is longer."""
-    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+import shutil
+import textwrap
 
 
 def duration(seconds: float) -> str:
@@ -35,3 +15,15 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def screen() -> int:
+    """Columns to write in: those of the terminal, but no line longer than one can read."""
+    return max(40, min(shutil.get_terminal_size().columns, 110))
+
+
+def labelled(name: str, text: str, indent: int) -> str:
+    """A name in the left column, a text in the right one, wrapped."""
+    return textwrap.fill(
+        text, screen(), initial_indent=f"{name:<{indent}}", subsequent_indent=" " * indent, break_on_hyphens=False
+    )

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +94,10 @@ def plan(session: Session) -> None:
     each = f"{train.accumulate} × {train.batch}" if train.accumulate > 1 else str(train.batch)
     device = session.trained.model.parameters().__next__().device
     say("task", session.data.describe())
-    say("model", f"{model_line(run.model)}, {sum(p.numel() for p in session.model.parameters()):,} parameters, on {device}")
+    say(
+        "model",
+        f"{model_line(run.model)}, {sum(p.numel() for p in session.model.parameters()):,} parameters, on {device}",
+    )
     say("train", f"{train.steps:,} steps of {each} rows, seed {run.seed}; {optim}")
     print(flush=True)
 
@@ -112,7 +113,7 @@ def model_line(spec: Any) -> str:
 
 def report(session: Session, result: Result) -> None:
     """The last numbers, five samples, where it is and how to use it."""
-    from brickformer.cli.text import duration
+    from brickformer.cli.text import duration, screen
 
     assert session.folder is not None
     record, where = result.record, shown_path(session.folder.path)
@@ -120,7 +121,6 @@ def report(session: Session, result: Result) -> None:
     exact = f", exact match {100 * record['exact']:.1f} % of {count} unseen sequences" if "exact" in record else ""
     val = f", {record['val_loss']:.4f} on unseen data" if "val_loss" in record else ""
     print(f"loss {record['loss']:.4f}{val}{exact}; {result.step:,} steps in {duration(result.seconds)}\n")
-    width = min(shutil.get_terminal_size().columns, 110)
     examples = session.examples(5)
     if examples:
         rows = [(e.source, e.output, "right" if e.exact else f"expected {e.expected}") for e in examples]
@@ -130,18 +130,20 @@ def report(session: Session, result: Result) -> None:
             print(f"  {source:<{left}}  →  {output:<{middle}}  {verdict}".rstrip())
     else:
         prompt, text = session.passage(300)
-        for i, line in enumerate((prompt + text).split("\n")):
-            for part in textwrap.wrap(line, width - 2, drop_whitespace=False) or [""]:
+        print(f"  a sample; its first {len(prompt)} characters are given:\n")
+        for line in (prompt + text).strip().split("\n"):
+            for part in textwrap.wrap(line, screen() - 2) or [""]:
                 print(f"  {part}".rstrip())
-        prompt = prompt.split("\n")[0]
+        prompt = prompt.strip().split("\n")[0]
     print(f"\nsaved in {where}: weights, spec, metrics, loss.png")
     print(f"use it:  brick generate {where} {quoted(prompt)}")
 
 
 def say(name: str, text: str) -> None:
     """A line of the plan."""
-    width = min(shutil.get_terminal_size().columns, 110)
-    print(textwrap.fill(text, width, initial_indent=f"{name:<8}", subsequent_indent=" " * 8))
+    from brickformer.cli.text import labelled
+
+    print(labelled(name, text, 8))
 
 
 def shown_path(path: Path) -> Path:

@@ -3,7 +3,7 @@
     layer   LayerNorm(x + attention(x)),   LayerNorm(x + MLP(x)),   F = 4·D, GELU
 
 Sizes (dim, depth, heads): base 768 12 12, large 1024 24 16. Deviations: no segment embedding and no pooler (both serve
-next-sentence prediction, which RoBERTa showed to be of no use: arXiv 1907.11692), and the head is the token table with
+next-sentence prediction, which RoBERTa does better without: arXiv 1907.11692), and the head is the token table with
 a bias, without the extra dense layer and norm before it.
 """
 

@@ -3,8 +3,8 @@ are Unsupervised Multitask Learners").
 
     layer   x + attention(LayerNorm(x)),   x + MLP(LayerNorm(x)),   F = 4·D, GELU by its tanh formula
 
-Sizes (dim, depth, heads): small 768 12 12, medium 1024 24 16, large 1280 36 20, XL 1600 48 25. Deviation: queries, keys
-and values lie in one matrix (D, 3·D) stored as rows of outputs, where the published weights store its transpose.
+Sizes (dim, depth, heads): small 768 12 12, medium 1024 24 16, large 1280 36 20, XL 1600 48 25. Deviations: none in the
+arithmetic; the published weights hold the transposes of our matrices.
 """
 
 from __future__ import annotations

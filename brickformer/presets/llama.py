@@ -31,8 +31,8 @@ def llama(
 ) -> Decoder:
     """Llama, 7 B by default. kv_heads: fewer key heads than heads, as in the larger and the later ones.
 
-    hidden: F, default as above. theta: base of the rotary wavelengths (500 000 in Llama 3). eps: of the norms. tied: the
-    head is the token table (the small ones of Llama 3.2).
+    hidden: F, default as above. theta: base of the rotary wavelengths (500 000 in Llama 3). eps: of the norms.
+    tied: the head is the token table (the small ones of Llama 3.2).
     """
     width = -(-(8 * dim // 3) // 256) * 256 if hidden is None else hidden
     attention = Attention(heads, kv_heads=kv_heads, position=Rope(theta))

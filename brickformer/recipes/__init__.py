@@ -1,4 +1,4 @@
-"""Recipes: Python functions that return a frozen `Run`. What `brick train NAME` knows, and what trains and opens runs."""
+"""Recipes: Python functions that return a frozen `Run`. What `brick train` knows, what trains runs and opens them."""
 
 from collections.abc import Callable
 from types import MappingProxyType

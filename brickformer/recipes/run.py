@@ -29,9 +29,9 @@ FROM_DATA: Final = 1
 class Run(Spec):
     """Everything that decides how a run goes.
 
-    task: what is learnt. model: what learns it; its vocabulary may be FROM_DATA. train: how. seed: of the data, the initial
-    values and the dropout. name: of its folder. answers: how many held-out sequences a validation answers in full, to
-    count those that are exactly right.
+    task: what is learnt. model: what learns it; its vocabulary may be FROM_DATA. train: how. seed: of the data, the
+    initial values and the dropout. name: of its folder. answers: how many held-out sequences a validation answers in
+    full, to count those that are exactly right.
     """
 
     task: Task
@@ -55,13 +55,17 @@ def completed(run: Run, data: Data) -> Run:
     match model:
         case EncoderDecoder():
             if data.source is None:
-                raise SpecError(f"model: an encoder_decoder needs a source to read, and {task!r} has none. Use a decoder.")
+                raise SpecError(
+                    f"model: an encoder_decoder needs a source to read, and {task!r} has none. Use a decoder."
+                )
             encoder = model.encoder.but(vocab=_vocab(model.encoder.vocab, data.source.vocab, "model.encoder.vocab"))
             decoder = model.decoder.but(vocab=_vocab(model.decoder.vocab, data.target.vocab, "model.decoder.vocab"))
             model = EncoderDecoder(encoder, decoder, shared=model.shared)
         case Decoder():
             if data.source is not None:
-                raise SpecError(f"model: {task!r} has a source to read, and a decoder reads none. Use an encoder_decoder.")
+                raise SpecError(
+                    f"model: {task!r} has a source to read, and a decoder reads none. Use an encoder_decoder."
+                )
             model = model.but(vocab=_vocab(model.vocab, data.target.vocab, "model.vocab"))
         case _:
             raise SpecError(f"model: {task!r} is learnt by a decoder or an encoder_decoder; got {model.kind!r}.")

@@ -2,7 +2,7 @@
 
     session = Session.new(reverse(), Path("runs"));  session.fit();  session.examples(5)
 
-`fit` writes the run folder; `Session.resume` goes on with one that was stopped, with the same numbers as if it never was.
+`fit` writes the run folder. `Session.resume` goes on with one that was stopped; the numbers are as if it never was.
 """
 
 from __future__ import annotations
@@ -55,15 +55,20 @@ class Session:
 
     @classmethod
     def resume(cls, path: Path, change: Callable[[Run], Run] = lambda run: run) -> Session:
-        """Go on with a run that was stopped. change: of its settings. Errors: RunError when the data is not what it was."""
+        """Go on with a run that was stopped. change: of its settings. Errors: RunError when the data has changed."""
         folder = RunFolder.open(path)
         before = run_of(folder)
         run = change(before)
         data = run.task.prepare(run.seed)
         if data.fingerprint != folder.run().get("data"):
-            raise RunError(f"{path}: the data of {run.task.kind!r} is not what it was when the run began. Restore it, or train anew.")
+            raise RunError(
+                f"{path}: the data of {run.task.kind!r} has changed since the run began. Restore it, or train anew."
+            )
         session = cls(completed(run, data), folder, data, resumed=True)
         if run != before:
+            step = folder.state()[1]
+            if step >= run.train.steps:
+                raise RunError(f"{path}: {step} steps are done; got {run.train.steps}, expected more to go on.")
             write_json(folder.path / "run.json", session.record())
         return session
 

@@ -52,7 +52,7 @@ class Trained:
 
     @property
     def sampling(self) -> Sampling:
-        """How tokens are chosen unless somebody says otherwise: greedy answers, running text drawn a little sharpened."""
+        """How tokens are chosen by default: answers are greedy, running text is drawn a little sharpened."""
         return Sampling(temperature=0.8) if self.writes_text else Sampling()
 
     def generate(
@@ -117,7 +117,9 @@ def build(spec: ModelSpec) -> AnyModel:
         case Decoder() | EncoderDecoder():
             return spec.build()
         case _:
-            raise SpecError(f"model: got {spec.kind!r}, which writes nothing; expected a decoder or an encoder_decoder.")
+            raise SpecError(
+                f"model: got {spec.kind!r}, which writes nothing; expected a decoder or an encoder_decoder."
+            )
 
 
 def best_device() -> torch.device:

@@ -1,8 +1,8 @@
 """Training: losses, optimizers, schedules, the loop, checkpoints, logs. Knows no task, no generation and no model.
 
-    settings = Training(steps=500, optim=Muon(), schedule=Cosine(warmup=50))
-    run = RunFolder.create(Path("runs"), "reverse", spec=spec.to_dict(), run=settings.to_dict())
-    fit(model, settings, data.batch, forward, evaluate=evaluate, run=run, progress=progress())
+settings = Training(steps=500, optim=Muon(), schedule=Cosine(warmup=50))
+run = RunFolder.create(Path("runs"), "reverse", spec=spec.to_dict(), run=settings.to_dict())
+fit(model, settings, data.batch, forward, evaluate=evaluate, run=run, progress=progress())
 """
 
 from brickformer.train.checkpoint import RunFolder

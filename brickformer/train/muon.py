@@ -67,7 +67,11 @@ def newton_schulz(g: Float[Tensor, "N R C"], iterations: int) -> Float[Tensor, "
 
 
 def _by_gram(x: Tensor, steps: Sequence[Quintic]) -> Tensor:
-    """The same iteration on XXᵀ alone, (N, R, R): X_k = P_k X_0. Less work from C = 1.5 R on; not for bfloat16."""
+    """The same iteration on XXᵀ alone, (N, R, R): X_k = P_k X_0. Less work from C = 1.5 R on.
+
+    XXᵀ squares the condition number: in float32 singular vectors mix by about 1 % where σ is below 0.0005 ‖G‖, which an
+    optimizer does not feel; bfloat16 would not do.
+    """
     gram = torch.bmm(x, x.mT)
     product: Tensor | None = None
     for i, (a, b, c) in enumerate(steps):

@@ -35,7 +35,9 @@ def test_singular_vectors_stay_and_singular_values_go_to_one(
     assert o.dtype == dtype
     inner = u.T @ o.double() @ v  # the polar factor U Vᵀ would give the identity
     rest = inner - torch.diag(inner.diagonal())
-    assert rest.abs().max() < (2e-4 if dtype == torch.float32 else 1e-10)
+    # XXᵀ squares the condition: where it carries the iteration (2·C ≥ 3·R), float32 blurs the smallest singular vectors
+    blur = max(2e-4, 2e-9 / SMALL[iterations] ** 2 if 2 * shape[1] >= 3 * shape[0] else 0.0)
+    assert rest.abs().max() < (blur if dtype == torch.float32 else 1e-10)
     assert inner.diagonal().min() > 0.68
     assert inner.diagonal().max() < 1.301
     outside = o.double() - u @ (u.T @ o.double() @ v) @ v.T

@@ -1,6 +1,6 @@
 """The assembled model as a table: one line a brick, layers that are alike folded into one.
 
-    brick (its path in the model)     what it is     parameters     floating-point operations and cache bytes of a token
+brick (its path in the model)     what it is     parameters     floating-point operations and cache bytes of a token
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from brickformer.attend import Attend
-from brickformer.cli.costs import Cost, cost
-from brickformer.cli.text import amount, cut
 from brickformer.embed import Embedding, LogitHead
 from brickformer.feedforward import GLUFeedForward, MLPFeedForward
+from brickformer.layers import Residual
 from brickformer.linear import FusedLinear
+from brickformer.look.amounts import amount, cut
+from brickformer.look.costs import Cost, cost
 from brickformer.mixers.attention import AttentionMixer
 from brickformer.mixers.cross import CrossAttention
 from brickformer.positions import NoPosition, RopePosition, SinusoidPosition
@@ -23,7 +24,10 @@ from brickformer.positions import NoPosition, RopePosition, SinusoidPosition
 
 @dataclass(frozen=True)
 class Node:
-    """One brick. name: its path below the parent. what: its size in words. params: its own and its parts', each once."""
+    """One brick. name: its path below the parent. what: its size in words. params: with those of its parts, each once.
+
+    tied: a parameter was counted before. attends: where queries meet keys. times: neighbours that are exactly alike.
+    """
 
     name: str
     what: str
@@ -32,7 +36,7 @@ class Node:
     cost: Cost
     parts: tuple[Node, ...] = ()
     attends: bool = False
-    times: int = 1  # how many neighbours are exactly alike
+    times: int = 1
 
 
 def tree(model: nn.Module, tokens: int, dim: int, name: str) -> Node:
@@ -52,12 +56,14 @@ def _node(module: nn.Module, tokens: int, dim: int, name: str, seen: set[int]) -
         elif not _is_nothing(child):
             parts.append(_node(child, tokens, dim, child_name, seen))
     seen.update(id(p) for p in parameters)
-    whole = cost(module, tokens, dim)
+    whole, what = cost(module, tokens, dim), _what(module)
     params = sum(p.numel() for p in fresh)
-    if len(parts) == 1 and parts[0].times == 1 and not _what(module) and params == parts[0].params:
-        return replace(parts[0], name=f"{name}.{parts[0].name}")  # a holder of one brick is shown as that brick
+    if len(parts) == 1 and parts[0].times == 1 and params == parts[0].params:  # a holder is shown as what it holds
+        return replace(parts[0], name=f"{name}.{parts[0].name}", what=", ".join(filter(None, (parts[0].what, what))))
+    if isinstance(module, CrossAttention):
+        parts = [replace(p, what=f"{p.what}, once") if p.name == "kv" else p for p in parts]
     parts = [_attending(part, _between(whole, parts)) if part.attends else part for part in parts]
-    return Node(name, _what(module), params, tied, whole, tuple(parts), attends=isinstance(module, Attend))
+    return Node(name, what, params, tied, whole, tuple(parts), attends=isinstance(module, Attend))
 
 
 def _between(whole: Cost, parts: list[Node]) -> int:
@@ -97,8 +103,8 @@ def _range(names: list[str], period: int) -> str:
 
 
 def _is_nothing(module: nn.Module) -> bool:
-    """Bricks that do nothing are not shown."""
-    return isinstance(module, nn.Identity | NoPosition) or (isinstance(module, nn.Dropout) and module.p == 0.0)
+    """Bricks that do nothing are not shown; dropout is said of the brick that holds it."""
+    return isinstance(module, nn.Identity | NoPosition | nn.Dropout)
 
 
 def _what(module: nn.Module) -> str:
@@ -114,8 +120,6 @@ def _what(module: nn.Module) -> str:
             return f"{module.num_embeddings} × {module.embedding_dim}"
         case nn.LayerNorm() | nn.RMSNorm():
             return f"{type(module).__name__} {'×'.join(map(str, module.normalized_shape))}"
-        case nn.Dropout():
-            return f"dropout {module.p:g}"
         case AttentionMixer():
             shared = f" over {module.kv_heads}" if module.kv_heads != module.qkv.parts[0] // module.width else ""
             return f"{module.qkv.parts[0] // module.width}{shared} heads × {module.width}"
@@ -124,17 +128,24 @@ def _what(module: nn.Module) -> str:
         case Attend():
             return _mask(module)
         case MLPFeedForward() | GLUFeedForward():
-            return "GLU" if isinstance(module, GLUFeedForward) else "MLP"
+            return ("GLU" if isinstance(module, GLUFeedForward) else "MLP") + _drop(module.drop, ", ")
+        case Residual():
+            return _drop(module.drop)
         case RopePosition():
             return f"rotary, θ = {module.theta:g}"
         case SinusoidPosition():
             return f"sin, cos {' × '.join(map(str, module.table.shape))}"
         case Embedding():
-            return f"× {module.scale:.4g}" if module.scale != 1.0 else ""
+            scaled = [f"× {module.scale:.4g}"] if module.scale != 1.0 else []
+            return ", ".join([*scaled, *filter(None, [_drop(module.drop)])])
         case LogitHead():
             return f"cap {module.softcap:g}" if module.softcap is not None else ""
         case _:
             return "" if any(True for _ in module.children()) else type(module).__name__
+
+
+def _drop(drop: nn.Dropout, gap: str = "") -> str:
+    return f"{gap}drop {drop.p:g}" if drop.p > 0.0 else ""
 
 
 def _bias(module: nn.Linear) -> str:
@@ -147,6 +158,8 @@ def _mask(attend: Attend) -> str:
         said.append(f"window {attend.mask.window}")
     if attend.softcap is not None:
         said.append(f"cap {attend.softcap:g}")
+    if attend.dropout > 0.0:
+        said.append(f"drop {attend.dropout:g}")
     return ", ".join(said)
 
 
@@ -176,7 +189,7 @@ def _rows(node: Node, head: str, below: str) -> Iterator[tuple[str, str, str, st
         what,
         amount(node.params * node.times) if node.params else "",
         ("" if c.known else "≥ ") + amount(c.flops * node.times) if c.flops or not c.known else "",
-        amount((c.kv_bytes or c.source_kv_bytes) * node.times) if c.kv_bytes or c.source_kv_bytes else "",
+        amount(c.kv_bytes * node.times) if c.kv_bytes else "",
     )
     for i, part in enumerate(node.parts):
         last = i == len(node.parts) - 1

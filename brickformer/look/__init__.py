@@ -1,0 +1,1 @@
+"""Looking at models: what they are made of and what they cost."""

@@ -1,0 +1,98 @@
+"""The table of bricks is complete: whatever the package registers has an entry, and every choice of a field is tried."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+from contract.bricks import SLOTS, Cell, stars
+
+import brickformer
+from brickformer.feedforward import FeedForwardSpec
+from brickformer.mixers.base import MixerSpec
+from brickformer.models import ModelSpec
+from brickformer.norms import NormSpec
+from brickformer.positions import AbsolutePositionSpec, PositionSpec
+from brickformer.spec import Spec, fields_of, kinds_of
+
+CORE = "mask norms feedforward moe mixers positions layers embed models".split()
+ELSEWHERE: dict[tuple[str, str], str] = {
+    ("attention.backend", "sdpa"): "kernels_agree sets every backend on every model",
+    ("attention.backend", "flex"): "test_flex_says_the_same sets it",
+    ("cross.backend", "sdpa"): "kernels_agree sets every backend on every model",
+    ("cross.backend", "flex"): "test_flex_says_the_same sets it",
+}
+
+
+def _ours(slot: type[Spec]) -> dict[str, type[Spec]]:
+    """Bricks of the package's core: not those that a test, or a leaf, registers."""
+    for found in pkgutil.walk_packages(brickformer.__path__, "brickformer."):
+        if found.name.split(".")[1] in CORE:
+            importlib.import_module(found.name)
+    made_in = {f"brickformer.{unit}" for unit in CORE}
+    return {
+        kind: made
+        for kind, made in kinds_of(slot).items()
+        if ".".join(made.__module__.split(".")[:2]) in made_in
+    }
+
+
+def _inside(spec: Spec) -> Iterator[Spec]:
+    yield spec
+    for name in fields_of(type(spec)):
+        value = getattr(spec, name)
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, Spec):
+                yield from _inside(part)
+
+
+@pytest.fixture(scope="module")
+def used() -> list[Spec]:
+    """Every spec inside every cell."""
+    return [part for cell in stars() for part in _inside(cell.spec())]
+
+
+@pytest.mark.parametrize(
+    "slot",
+    [MixerSpec, PositionSpec, AbsolutePositionSpec, FeedForwardSpec, NormSpec, ModelSpec, Spec],
+    ids=lambda slot: slot.__name__,
+)
+def test_every_registered_brick_has_an_entry(slot: type[Spec], used: list[Spec]) -> None:
+    missing = set(_ours(slot)) - {spec.kind for spec in used}
+    assert not missing, f"{slot.__name__}: no entry in tests/contract/bricks.py for {sorted(missing)}"
+
+
+def test_every_choice_is_tried(used: list[Spec]) -> None:
+    """Every value of every Literal field, both values of every bool, and None beside a value."""
+    tried = {(f"{s.kind}.{name}", _choice(getattr(s, name))) for s in used for name in fields_of(type(s))}
+    missing = [
+        f"{kind}.{name}={value!r}"
+        for kind, cls in _ours(Spec).items()
+        for name, hint in fields_of(cls).items()
+        for value in _choices(hint)
+        if (f"{kind}.{name}", value) not in tried and (f"{kind}.{name}", value) not in ELSEWHERE
+    ]
+    assert not missing, f"never tried: {', '.join(missing)}"
+
+
+def _choices(hint: Any) -> list[Any]:
+    if hint is bool:
+        return [True, False]
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    if type(None) in get_args(hint):
+        return [None, "something"]
+    return []
+
+
+def _choice(value: Any) -> Any:
+    return value if value is None or isinstance(value, bool | str) else "something"
+
+
+def test_names_of_cells_are_unique() -> None:
+    names = [str(cell) for cell in stars()]
+    assert len(set(names)) == len(names)
+    assert str(Cell()) == "decoder" and set(dict(Cell().items())) == set(SLOTS)
