@@ -2,15 +2,19 @@
 
 A branch is joined to the stream of vectors by one formula, every placement of the norm included:
 
-    Residual    after(x + drop(out(f(into(x)))))
+    Residual    after(skip · x + drop(out(f(into(x)))))        skip = 1 but for deepnorm
 
     pre     into = norm                    x + f(norm(x))             arXiv 2002.04745; trains without warm-up
     post    after = norm                   norm(x + f(x))             arXiv 1706.03762, the original
     peri    into = norm, out = norm        x + norm(f(norm(x)))       arXiv 2502.02732; Gemma 2
     branch  out = norm                     x + norm(f(x))             arXiv 2501.00656; OLMo 2
+    deep    after = norm, skip = α         norm(α x + f(x))           arXiv 2203.00555; DeepNorm
+
+LayerScale (arXiv 2103.17239) is a gain at the end of `out`.
 
     Layer       mixer, then cross-attention where there is a memory, then feed-forward; each in its Residual
-    Stack       layers, one after another, and a last norm where the placement leaves the stream unnormed
+    Stack       layers, one after another, and a last norm where the placement leaves the stream unnormed; looped, the
+                same layers are met again (arXiv 1807.03819), and one layer in a loop is ALBERT (arXiv 1909.11942)
 
 Shapes: x (B, T, D) everywhere.
 """
@@ -30,40 +34,27 @@ from brickformer.feedforward import FeedForward, FeedForwardSpec, check_dropout
 from brickformer.mask import Span
 from brickformer.mixers.base import Mixer, MixerSpec
 from brickformer.mixers.cross import Cross, CrossAttention, Memory
-from brickformer.norms import NormSpec, RMSNorm
+from brickformer.norms import LayerScale, NormSpec, RMSNorm
 from brickformer.spec import Spec, spec
 from brickformer.state import CrossKV, LayerState, StackState
 
-Place = Literal["pre", "post", "peri", "branch"]
+Place = Literal["pre", "post", "peri", "branch", "deep"]
 
 
 @final
 class Residual(nn.Module):
-    """after(x + drop(out(f(into(x)))))."""
+    """after(skip · x + drop(out(f(into(x)))))."""
 
-    def __init__(self, into: nn.Module, out: nn.Module, after: nn.Module, *, dropout: float = 0.0) -> None:
+    def __init__(
+        self, into: nn.Module, out: nn.Module, after: nn.Module, *, skip: float = 1.0, dropout: float = 0.0
+    ) -> None:
         super().__init__()
-        self.into, self.out, self.after, self.drop = into, out, after, nn.Dropout(dropout)
-
-    @classmethod
-    def placed(cls, place: Place, norm: NormSpec, dim: int, *, dropout: float = 0.0) -> Residual:
-        """The residual with its norms where `place` says."""
-        same = nn.Identity
-        match place:
-            case "pre":
-                return cls(norm.build(dim), same(), same(), dropout=dropout)
-            case "post":
-                return cls(same(), same(), norm.build(dim), dropout=dropout)
-            case "peri":
-                return cls(norm.build(dim), norm.build(dim), same(), dropout=dropout)
-            case "branch":
-                return cls(same(), norm.build(dim), same(), dropout=dropout)
-            case other:
-                assert_never(other)
+        self.into, self.out, self.after, self.skip, self.drop = into, out, after, skip, nn.Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "B T D"], f: Callable[[Tensor], Tensor]) -> Float[Tensor, "B T D"]:
         """x joined with the branch f."""
-        return self.after(x + self.drop(self.out(f(self.into(x)))))
+        skipped = x if self.skip == 1.0 else self.skip * x
+        return self.after(skipped + self.drop(self.out(f(self.into(x)))))
 
 
 @spec("layer")
@@ -72,7 +63,7 @@ class Layer(Spec):
 
     cross: cross-attention, in decoders of an EncoderDecoder. norm, place: which norm and where (see above).
     arrange: "parallel" lets mixer and feed-forward read the same input and adds both (GPT-J, PaLM: arXiv 2204.02311).
-    dropout: on what each branch adds.
+    layerscale: where the gains of each branch start, for example 0.1; None for none. dropout: on what a branch adds.
     """
 
     mixer: MixerSpec
@@ -81,6 +72,7 @@ class Layer(Spec):
     norm: NormSpec = RMSNorm()
     place: Place = "pre"
     arrange: Literal["serial", "parallel"] = "serial"
+    layerscale: float | None = None
     dropout: float = 0.0
 
     def check(self) -> None:
@@ -91,17 +83,36 @@ class Layer(Spec):
         if self.arrange == "parallel" and self.cross is not None:
             raise self.refuse("arrange", "'serial' when there is cross-attention: it reads what the mixer wrote")
 
-    def build(self, dim: int) -> StackLayer:
-        """The module."""
+    def build(self, dim: int, depth: int) -> StackLayer:
+        """The module, one of `depth` layers."""
         mixer, ffn = self.mixer.build(dim), self.ffn.build(dim)
-
-        def residual() -> Residual:
-            return Residual.placed(self.place, self.norm, dim, dropout=self.dropout)
-
         if self.arrange == "parallel":
-            return ParallelLayer(mixer, ffn, residual())
-        crossing = (self.cross.build(dim), residual()) if self.cross else None
-        return TransformerLayer(mixer, residual(), ffn, residual(), crossing)
+            return ParallelLayer(mixer, ffn, self.residual(dim, depth))
+        crossing = (self.cross.build(dim), self.residual(dim, depth)) if self.cross else None
+        return TransformerLayer(mixer, self.residual(dim, depth), ffn, self.residual(dim, depth), crossing)
+
+    def residual(self, dim: int, depth: int) -> Residual:
+        """A residual with its norms where `place` says."""
+        into: nn.Module = nn.Identity()
+        out: nn.Module = nn.Identity()
+        after: nn.Module = nn.Identity()
+        skip = 1.0
+        match self.place:
+            case "pre":
+                into = self.norm.build(dim)
+            case "post":
+                after = self.norm.build(dim)
+            case "peri":
+                into, out = self.norm.build(dim), self.norm.build(dim)
+            case "branch":
+                out = self.norm.build(dim)
+            case "deep":
+                after, skip = self.norm.build(dim), ((3.0 if self.cross else 2.0) * depth) ** 0.25
+            case other:
+                assert_never(other)
+        if self.layerscale is not None:
+            out = nn.Sequential(out, LayerScale(dim, self.layerscale))
+        return Residual(into, out, after, skip=skip, dropout=self.dropout)
 
 
 class StackLayer(nn.Module, ABC):
@@ -180,26 +191,27 @@ class ParallelLayer(StackLayer):
 
 @final
 class Stack(nn.Module):
-    """Layers one after another, then a last norm."""
+    """Layers one after another, `loops` times round with the same weights, then a last norm."""
 
-    def __init__(self, layers: Sequence[StackLayer], norm: nn.Module) -> None:
+    def __init__(self, layers: Sequence[StackLayer], norm: nn.Module, *, loops: int = 1) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
-        self.norm = norm
+        self.norm, self.loops = norm, loops
 
     @classmethod
-    def of(cls, layers: Sequence[Layer], dim: int) -> Stack:
-        """Build the layers; the last norm is that of the last layer, and none after a post-norm."""
+    def of(cls, layers: Sequence[Layer], dim: int, *, loops: int = 1) -> Stack:
+        """Build the layers; the last norm is that of the last layer, and none where a layer ends in a norm."""
         if not layers:
             raise SpecError("layers: got none, expected at least one. Use pattern([Layer(...)], depth=...).")
         built = []
         for i, layer in enumerate(layers):
             try:
-                built.append(layer.build(dim))
+                built.append(layer.build(dim, len(layers) * loops))
             except SpecError as e:
                 raise SpecError(f"layers.{i}: {e}") from None
         last = layers[-1]
-        return cls(built, nn.Identity() if last.place == "post" else last.norm.build(dim))
+        ends_normed = last.place in ("post", "deep")
+        return cls(built, nn.Identity() if ends_normed else last.norm.build(dim), loops=loops)
 
     def forward(
         self,
@@ -210,31 +222,33 @@ class Stack(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """(B, T, D) -> (B, T, D). The state learns the tokens at `at` and moves its clock."""
         if state is None:
-            for layer in self.layers:
+            for layer in self._passes():
                 x = layer(x, at, None, memory)
             return self.norm(x)
-        if len(state.layers) != len(self.layers):
+        passes = self._passes()
+        if len(state.layers) != len(passes):
             raise StateError(
-                f"the state has {len(state.layers)} layers, the model {len(self.layers)}. "
+                f"the state has {len(state.layers)} layers, the model {len(passes)}. "
                 "Make it with this model's init_state()."
             )
         state.check_next(at)
-        for layer, layer_state in zip(self.layers, state.layers, strict=True):
+        for layer, layer_state in zip(passes, state.layers, strict=True):
             x = layer(x, at, layer_state, memory)
         state.advance(at)
         return self.norm(x)
 
     def mixers(self) -> list[Mixer]:
         """The mixer of each layer, in order."""
-        return [layer.mixer for layer in self._layers()]
+        return [layer.mixer for layer in self._passes()[: len(self.layers)]]
 
-    def _layers(self) -> list[StackLayer]:
-        return list(self.layers)  # type: ignore[arg-type]
+    def _passes(self) -> list[StackLayer]:
+        """The layers in the order in which a vector meets them."""
+        return list(self.layers) * self.loops  # type: ignore[arg-type]
 
     def init_state(self, batch: int, max_len: int, *, device: torch.device, dtype: torch.dtype) -> StackState:
         """An empty state for `batch` rows of at most `max_len` tokens. Errors: StateError where a mixer keeps none."""
         made = []
-        for i, layer in enumerate(self._layers()):
+        for i, layer in enumerate(self._passes()):
             try:
                 made.append(layer.init_state(batch, max_len, device=device, dtype=dtype))
             except StateError as e:

@@ -40,18 +40,23 @@ class ModelSpec(Spec):
 
 @spec("decoder")
 class Decoder(ModelSpec):
-    """A causal model of one sequence. vocab: V; dim: D, which flows down to every layer."""
+    """A causal model of one sequence. vocab: V; dim: D, which flows down to every layer.
+
+    loops: how often the layers are gone through, with the same weights.
+    """
 
     vocab: int
     dim: int
     layers: tuple[Layer, ...]
     embed: Embed = Embed()
     head: Head = Head()
+    loops: int = 1
 
     def check(self) -> None:
         """Something to choose from, some width, some layer."""
         check_width(self, "vocab", self.vocab)
         check_width(self, "dim", self.dim)
+        check_width(self, "loops", self.loops)
 
     def build(self) -> DecoderModel:
         """The model, initialised. Errors: SpecError for a layer that needs a memory or that sees the future."""
@@ -66,7 +71,9 @@ class Decoder(ModelSpec):
 
     def assemble(self, tokens: TokenEmbedding) -> DecoderModel:
         """The model on a given token table, not yet initialised."""
-        model = DecoderModel(self, self.embed.build(tokens), Stack.of(self.layers, self.dim), self.head.build(tokens))
+        model = DecoderModel(
+            self, self.embed.build(tokens), Stack.of(self.layers, self.dim, loops=self.loops), self.head.build(tokens)
+        )
         for i, mixer in enumerate(model.stack.mixers()):
             if not mixer.causal:
                 raise SpecError(
@@ -118,7 +125,7 @@ class DecoderModel(nn.Module):
 
 @spec("encoder")
 class Encoder(ModelSpec):
-    """A two-way model of one sequence. head: logits of each token (masked language models), or none.
+    """A two-way model of one sequence. head: logits of each token (masked language models) or none. loops: as in Decoder.
 
     one_way: allow mixers that see the past only (a plain LSTM or Mamba); refused by default, because a causal mask in
     an encoder is nearly always a slip.
@@ -129,12 +136,14 @@ class Encoder(ModelSpec):
     layers: tuple[Layer, ...]
     embed: Embed = Embed()
     head: Head | None = None
+    loops: int = 1
     one_way: bool = False
 
     def check(self) -> None:
         """Something to read, some width."""
         check_width(self, "vocab", self.vocab)
         check_width(self, "dim", self.dim)
+        check_width(self, "loops", self.loops)
 
     def build(self) -> EncoderModel:
         """The model, initialised. Errors: SpecError for cross-attention, or a causal mixer without one_way."""
@@ -148,7 +157,7 @@ class Encoder(ModelSpec):
             if layer.cross is not None:
                 raise SpecError(f"encoder.layers.{i}.cross: an encoder has no memory to read. Remove it.")
         head = self.head.build(tokens) if self.head else None
-        model = EncoderModel(self, self.embed.build(tokens), Stack.of(self.layers, self.dim), head)
+        model = EncoderModel(self, self.embed.build(tokens), Stack.of(self.layers, self.dim, loops=self.loops), head)
         for i, mixer in enumerate(model.stack.mixers()):
             if mixer.causal and not self.one_way:
                 raise SpecError(

@@ -180,12 +180,12 @@ class _WithLoss(torch.autograd.Function):
     """y, unchanged; backward also sends 1 into the loss, as if it had been added to the training loss."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, loss: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, y: Tensor, loss: Tensor) -> Tensor:
         """y as it is."""
         ctx.like = loss.detach()
         return y.view_as(y)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient of y as it is, and 1 for the loss."""
         return grad, torch.ones_like(ctx.like)

@@ -2,16 +2,22 @@
 
     LayerNorm   (x - mean x) / √(var x + ε) · g + b        arXiv 1607.06450
     RMSNorm     x / √(mean x² + ε) · g                     arXiv 1910.07467
+    ScaleNorm   x / ‖x‖ · g, g one number                  arXiv 1910.05895
+    DynamicTanh tanh(α x) · g + b, α one number            arXiv 2503.10622: a norm's squashing without its statistics
 
 All over the last axis, each vector alone: over time or over the batch it would let tokens see each other.
-Both are torch's own modules. Shapes: (..., D) -> (..., D).
+LayerNorm and RMSNorm are torch's own modules. Shapes: (..., D) -> (..., D).
 """
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from typing import final
 
-from torch import nn
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from brickformer.spec import Spec, spec
 
@@ -47,3 +53,70 @@ class RMSNorm(NormSpec):
     def build(self, dim: int) -> nn.Module:
         """torch's RMSNorm."""
         return nn.RMSNorm(dim, eps=self.eps)
+
+
+@spec("scalenorm")
+class ScaleNorm(NormSpec):
+    """Length g, one number for the whole vector, at first √D (arXiv 1910.05895)."""
+
+    eps: float = 1e-5
+
+    def build(self, dim: int) -> nn.Module:
+        """The module."""
+        return ScaledLength(math.sqrt(dim), self.eps)
+
+
+@final
+class ScaledLength(nn.Module):
+    """x / ‖x‖ · gain."""
+
+    def __init__(self, gain: float, eps: float) -> None:
+        super().__init__()
+        self.gain, self.eps = nn.Parameter(torch.tensor(gain)), eps
+
+    def forward(self, x: Float[Tensor, "*N D"]) -> Float[Tensor, "*N D"]:
+        """(..., D) -> (..., D). A vector shorter than eps is divided by eps."""
+        return x * (self.gain / x.norm(dim=-1, keepdim=True).clamp_min(self.eps)).to(x.dtype)
+
+
+@spec("dynamictanh")
+class DynamicTanh(NormSpec):
+    """tanh(α x), then gain and bias (arXiv 2503.10622). alpha: where α starts."""
+
+    alpha: float = 0.5
+
+    def check(self) -> None:
+        """α above 0."""
+        if self.alpha <= 0.0:
+            raise self.refuse("alpha", "above 0")
+
+    def build(self, dim: int) -> nn.Module:
+        """The module."""
+        return Squash(dim, self.alpha)
+
+
+@final
+class Squash(nn.Module):
+    """tanh(alpha · x) · gain + bias."""
+
+    def __init__(self, dim: int, alpha: float) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.tensor(alpha))
+        self.gain, self.bias = nn.Parameter(torch.ones(dim)), nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Float[Tensor, "*N D"]) -> Float[Tensor, "*N D"]:
+        """(..., D) -> (..., D)."""
+        return torch.tanh(self.alpha * x) * self.gain + self.bias
+
+
+@final
+class LayerScale(nn.Module):
+    """x · γ, a gain for each channel of a branch, small at first (arXiv 2103.17239)."""
+
+    def __init__(self, dim: int, start: float) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.full((dim,), start))
+
+    def forward(self, x: Float[Tensor, "*N D"]) -> Float[Tensor, "*N D"]:
+        """(..., D) -> (..., D)."""
+        return x * self.gain

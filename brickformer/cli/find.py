@@ -7,13 +7,14 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import TypeVar, get_type_hints
 
+from brickformer.cli.settings import Setting, changed
 from brickformer.errors import SpecError, nearest
 from brickformer.models import ModelSpec
 from brickformer.presets import PRESETS
 from brickformer.recipes import RECIPES, Run
-from brickformer.spec import Spec, fields_of, kinds_of, parse_setting, read
+from brickformer.spec import Spec, fields_of, kinds_of, read
 from brickformer.train.checkpoint import RunFolder
 from brickformer.train.files import read_text
 
@@ -60,26 +61,7 @@ def _line(error: Exception, path: Path) -> str:
     return f"line {at}" if at else "while it was imported"
 
 
-def changed(spec: S, settings: Sequence[tuple[str, Any]]) -> S:
-    """The spec with every --set applied. Rules that tie two fields are tried in both orders. Errors: SpecError."""
-    try:
-        return _applied(spec, settings)
-    except SpecError:
-        if len(settings) > 1:
-            try:
-                return _applied(spec, settings[::-1])
-            except SpecError:
-                pass
-        raise
-
-
-def _applied(spec: S, settings: Sequence[tuple[str, Any]]) -> S:
-    for path, value in settings:
-        spec = spec.but(**{path: value})
-    return spec
-
-
-def recipe(name: str, data: str | None, settings: Sequence[tuple[str, Any]]) -> Run:
+def recipe(name: str, data: str | None, settings: Sequence[Setting]) -> Run:
     """The run of a recipe, with its changes. Errors: SpecError: an unknown recipe, a file missing or too much."""
     if name not in RECIPES:
         raise SpecError(f"brick train {name}: no such recipe; {nearest(name, RECIPES)}")
@@ -94,17 +76,16 @@ def recipe(name: str, data: str | None, settings: Sequence[tuple[str, Any]]) -> 
     return changed(run, settings)
 
 
-def model_spec(what: str, settings: Sequence[str]) -> ModelSpec:
+def model_spec(what: str, settings: Sequence[Setting]) -> ModelSpec:
     """The model of a run folder, a JSON or YAML file, or a preset. Errors: BrickError: none of these, or broken."""
-    parsed = list(map(parse_setting, settings))
     path = Path(what).expanduser()
     if path.is_dir():
         file = RunFolder.open(path).path / "spec.json"
-        return changed(own_spec(lambda: ModelSpec.from_json(read_text(file), str(file))), parsed)
+        return changed(own_spec(lambda: ModelSpec.from_json(read_text(file), str(file))), settings)
     if path.suffix in (".json", ".yaml", ".yml"):
-        return changed(_file(path), parsed)
+        return changed(_file(path), settings)
     if what in PRESETS:
-        return _preset(PRESETS[what], parsed)
+        return _preset(PRESETS[what], settings)
     raise SpecError(f"{what}: no run folder, no .json or .yaml file, no preset; {nearest(what, PRESETS)}")
 
 
@@ -125,7 +106,7 @@ def _file(path: Path) -> ModelSpec:
             raise SpecError(f"{path}: got {spec.kind!r}, a part; expected a whole model ({whole}) or a run.")
 
 
-def _preset(make: Callable[..., ModelSpec], settings: Sequence[tuple[str, Any]]) -> ModelSpec:
+def _preset(make: Callable[..., ModelSpec], settings: Sequence[Setting]) -> ModelSpec:
     """A preset: settings that are its arguments size it, the others change the spec it returns."""
     hints = get_type_hints(make)
     sizes = {name: read(hints[name], value, f"--set {name}") for name, value in settings if name in hints}

@@ -59,12 +59,12 @@ def generate(args: argparse.Namespace) -> int:
 
 def chosen(trained: Trained, settings: Sequence[str]) -> tuple[Sampling, Stop]:
     """Sampling and stop with every --set in the one that has the field. Errors: SpecError."""
-    from brickformer.cli.find import changed
+    from brickformer.cli.settings import changed, parsed
     from brickformer.errors import SpecError, nearest
     from brickformer.generate import Sampling, Stop
-    from brickformer.spec import fields_of, parse_setting
+    from brickformer.spec import fields_of
 
-    pairs = list(map(parse_setting, settings))
+    pairs = parsed(settings)
     known = {**fields_of(Sampling), **fields_of(Stop)}
     for name, _ in pairs:
         if name not in known:

@@ -50,13 +50,13 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
 
 def train(args: argparse.Namespace) -> int:
     """Say what will be done, do it, say how it went."""
-    from brickformer.cli.find import changed, recipe
+    from brickformer.cli.find import recipe
+    from brickformer.cli.settings import changed, parsed
     from brickformer.errors import SpecError
     from brickformer.recipes import Session
-    from brickformer.spec import parse_setting
     from brickformer.train import progress
 
-    settings = list(map(parse_setting, args.settings))
+    settings = parsed(args.settings)
     if args.resume is not None:
         for name in ("recipe", "data", "name", "seed"):
             if getattr(args, name) is not None:

@@ -4,6 +4,7 @@
     self-attention       its linear maps + 4 · H·K · S       scores q·k and sums over v, for S keys
     cross-attention      queries and output as above; keys and values once a source token: 2 · D · 2·G·K
     feed-forward, head   their linear maps                   embedding, norms, activations: not counted
+    mixture of experts   router + k experts + k · 2 · D      the k that a token uses, and their weighted sum
     cache                2 · G·K · bytes of a number         keys and values
 
 Counted are matrix products and attention, as `torch.utils.flop_counter` does: the rest is bound by memory. A brick
@@ -14,7 +15,7 @@ Shapes: H heads, G key/value heads, K head width, D model width, S keys: at most
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -26,6 +27,7 @@ from brickformer.mask import Span
 from brickformer.mixers.attention import AttentionMixer
 from brickformer.mixers.base import Mixer
 from brickformer.mixers.cross import CrossAttention
+from brickformer.moe import MoEFeedForward
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,11 @@ def cost(module: nn.Module, tokens: int, dim: int) -> Cost:
             )
         case MLPFeedForward() | GLUFeedForward():
             return _parts(module, tokens, dim)
+        case MoEFeedForward():
+            k, expert = module.router.top_k, cost(module.experts[0], tokens, dim)
+            shared = Cost() if module.shared is None else cost(module.shared, tokens, dim)
+            chosen = replace(expert, flops=k * (expert.flops + 2 * dim))  # and the sum of what they say
+            return cost(module.router, tokens, dim) + chosen + shared
         case Mixer() | FeedForward():
             return _measured(module, tokens, dim)
         case _:

@@ -19,6 +19,7 @@ from brickformer.look.amounts import amount, cut
 from brickformer.look.costs import Cost, cost
 from brickformer.mixers.attention import AttentionMixer
 from brickformer.mixers.cross import CrossAttention
+from brickformer.moe import MoEFeedForward
 from brickformer.positions import NoPosition, RopePosition, SinusoidPosition
 
 
@@ -27,6 +28,7 @@ class Node:
     """One brick. name: its path below the parent. what: its size in words. params: with those of its parts, each once.
 
     tied: a parameter was counted before. attends: where queries meet keys. times: neighbours that are exactly alike.
+    active: how many of them a token uses, where that is not all.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Node:
     parts: tuple[Node, ...] = ()
     attends: bool = False
     times: int = 1
+    active: int | None = None
 
 
 def tree(model: nn.Module, tokens: int, dim: int, name: str) -> Node:
@@ -62,6 +65,9 @@ def _node(module: nn.Module, tokens: int, dim: int, name: str, seen: set[int]) -
         return replace(parts[0], name=f"{name}.{parts[0].name}", what=", ".join(filter(None, (parts[0].what, what))))
     if isinstance(module, CrossAttention):
         parts = [replace(p, what=f"{p.what}, once") if p.name == "kv" else p for p in parts]
+    if isinstance(module, MoEFeedForward):
+        k = module.router.top_k
+        parts = [replace(p, what=f"{p.what}, {k} used", active=k) if p.times > 1 else p for p in parts]
     parts = [_attending(part, _between(whole, parts)) if part.attends else part for part in parts]
     return Node(name, what, params, tied, whole, tuple(parts), attends=isinstance(module, Attend))
 
@@ -183,13 +189,13 @@ def _rows(node: Node, head: str, below: str) -> Iterator[tuple[str, str, str, st
     what = f"{many}{node.what or ('layer' if node.times > 1 else '')}"
     if node.tied and not node.parts:
         what += ", tied"
-    c = node.cost
+    c, times = node.cost, node.times if node.active is None else node.active
     yield (
         f"{head}{node.name}",
         what,
         amount(node.params * node.times) if node.params else "",
-        ("" if c.known else "≥ ") + amount(c.flops * node.times) if c.flops or not c.known else "",
-        amount(c.kv_bytes * node.times) if c.kv_bytes else "",
+        ("" if c.known else "≥ ") + amount(c.flops * times) if c.flops or not c.known else "",
+        amount(c.kv_bytes * times) if c.kv_bytes else "",
     )
     for i, part in enumerate(node.parts):
         last = i == len(node.parts) - 1

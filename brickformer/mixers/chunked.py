@@ -2,8 +2,8 @@
 
     h_t = a_t h_{t-1} + w_t,   0 ≤ a_t ≤ 1        P(t, s) = a_{s+1} ··· a_t,   what is left at t of what s wrote
 
-Inside a chunk every P(t, s) is computed from sums of log a, and only differences that are ≤ 0 are exponentiated: nothing
-overflows, and a decay of 0 is no special case. Where a document begins, P is 0 across its beginning.
+Inside a chunk every P(t, s) is computed from sums of log a, and only differences that are ≤ 0 are exponentiated, so
+nothing overflows. P is 0 across the beginning of a document.
 Shapes: B batch, T tokens, C chunks of L tokens, H heads.
 """
 
@@ -53,7 +53,7 @@ class Decays:
 
 
 def to_chunks(x: Float[Tensor, "B T H *K"], length: int) -> Float[Tensor, "B C H L *K"]:
-    """(B, T, H, ...) -> (B, C, H, L, ...), the last chunk filled with zeros: tokens that write nothing and decay nothing."""
+    """(B, T, H, ...) -> (B, C, H, L, ...), the last chunk filled with zeros: they write and decay nothing."""
     missing = -x.shape[1] % length
     if missing:
         x = F.pad(x, (0, 0) * (x.ndim - 2) + (0, missing))

@@ -1,11 +1,12 @@
 """GatedDelta: linear attention by the gated delta rule (arXiv 2412.06464).
 
-    q, k, v = silu(conv(x W)), q and k of length 1 a head;   α_t = exp(-exp(A_log) softplus(x W_α + b_α));   β_t = σ(x W_β)
+    q, k, v = silu(conv(x W)), each q and k of length 1
+    α_t = exp(-exp(A_log) softplus(x W_α + b_α)),   β_t = σ(x W_β)
     S_t = α_t (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ        y_t = S_tᵀ q_t / √K
     out = (RMSNorm(y) · silu(x W_z)) W_o
 
-S maps keys to values. The delta rule first takes away what S answers to k_t, a share β_t of it, and writes v_t in its
-place; α_t forgets everything alike. Step form: as it stands, d_t = β_t (v_t - α_t S_{t-1}ᵀ k_t), S_t = α_t S_{t-1} + k_t d_tᵀ.
+S maps keys to values. α_t forgets everything alike; the delta rule takes away what S answers to k_t, a share β_t of it,
+and writes v_t in its place. Step form: d_t = β_t (v_t - α_t S_{t-1}ᵀ k_t), S_t = α_t S_{t-1} + k_t d_tᵀ.
 
 Chunk form, for chunks of L tokens that begin with S; P(t, s) = α_{s+1} ··· α_t for s ≤ t, else 0. What the tokens of
 a chunk write, d_t, solves a triangular system (the WY form of the product of the (I - β k kᵀ)):

@@ -1,10 +1,10 @@
 """Line: the tokens of a call in the order in which a recurrence meets them.
 
-A recurrence meets the tokens of a row one by one, so a padded token must not be met at all. A line holds the real tokens
-of every row at its front, in their order, and the padding behind them, where nothing comes after it. Bricks `pack` what
-comes in and `unpack` what goes out: two gathers, without waiting for the device, and nothing at all where the span
-promises that there is no padding. What padding remains must leave the memory alone (`live`, `quiet`), and a packed
-document starts with an empty memory (`since`).
+A recurrence meets the tokens of a row one by one, so a padded token must not be met at all. A line holds the real
+tokens of every row at its front, in their order, and the padding behind them, where nothing comes after it. Bricks
+`pack` what comes in and `unpack` what goes out: two gathers, without waiting for the device, and nothing at all where
+the span promises that there is no padding. Padding must still leave the memory alone (`live`, `quiet`), and a packed
+document starts with an empty one (`since`).
 Shapes: B batch, T tokens, D channels.
 """
 

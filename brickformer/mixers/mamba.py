@@ -4,10 +4,10 @@
     h_t = exp(Δ_t A) h_{t-1} + Δ_t B_t x_t        A = -exp(A_log), one decay for each channel and each state
     y_t = C_t · h_t + D x_t                        out = (y · silu(z)) W_out
 
-The scan of a block of tokens: cut into K chunks of about √T tokens. All chunks walk their tokens together, first from an
-empty state; then the chunks' ends are joined one after another; then they walk again, each from its true start. So a
-block costs about 3√T small steps and every product is of decays ≤ 1: nothing can overflow. The backward pass computes the
-states again from the starts of the chunks, which are all that is kept.
+The scan of a run of tokens: it is cut into K chunks of about √T tokens. All chunks walk their tokens together, first
+from an empty state; then their ends are joined one after another; then they walk again, each from its true start. That
+is about 3√T steps, and only decays ≤ 1 are multiplied: nothing overflows. The backward pass computes the states again
+from the starts of the chunks, which are all that is kept.
 Shapes: B batch, T tokens, D model width, I inner channels, N states a channel, R rank of Δ; L steps of K chunks.
 """
 
@@ -137,7 +137,7 @@ def selective_scan(
     tokens = dt.shape[1]
     steps = tokens if tokens <= SHORT else math.ceil(math.sqrt(tokens / 2))
     keep = None if begins is None else _by_step((~begins)[..., None].to(dt.dtype), steps, fill=1.0)
-    y, last = _Scan.apply(*(_by_step(v, steps) for v in (dt, dt * x, b, c)), a, h, keep)
+    y, last = _Scan.apply(*(_by_step(v, steps) for v in (dt, dt * x, b, c)), a, h, keep)  # type: ignore[no-untyped-call]
     return y.permute(1, 2, 0, 3).flatten(1, 2)[:, :tokens], last
 
 

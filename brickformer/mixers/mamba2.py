@@ -1,6 +1,7 @@
 """Mamba-2: one decay a head, so that the recurrence is a masked matrix product: SSD (arXiv 2405.21060).
 
-    z, x, B, C, δ = u W_in;   x, B, C = silu(conv(x, B, C));   Δ = softplus(δ + b_Δ);   a_t = exp(Δ_t A),  A = -exp(A_log)
+    z, x, B, C, δ = u W_in;   x, B, C = silu(conv(x, B, C))
+    Δ = softplus(δ + b_Δ);   a_t = exp(Δ_t A),  A = -exp(A_log)
     h_t = a_t h_{t-1} + Δ_t x_t ⊗ B_t           y_t = h_t C_t + D x_t           out = norm(y · silu(z)) W_out
 
 The blocks of section 6, for chunks of L tokens; P(t, s) = a_{s+1} ··· a_t for s ≤ t, else 0:

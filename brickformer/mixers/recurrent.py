@@ -110,7 +110,6 @@ class LinearRecurrence(Mixer):
     def block(self, x: Tensor, line: Line, tail: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, D) tokens on a line, after tail and h -> (B, T, D), tail and h after them."""
 
-    @final
     def forward(self, x: Float[Tensor, "B T D"], at: Span, state: State | None = None) -> Float[Tensor, "B T D"]:
         """(B, T, D) -> (B, T, D)."""
         kept = None if state is None else expect_state(state, self.memory, self.memory.brick)

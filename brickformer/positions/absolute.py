@@ -141,8 +141,8 @@ class Randomized(Spec):
     """Places for position bricks to read, in training drawn from a range longer than any training input.
 
     In training token i gets the i-th smallest of the places drawn from 0 ... range-1, so that far places are known
-    before far tokens are met (arXiv 2305.16843). Afterwards token i gets place i · stride, the same in every call; a stride
-    near range / (longest input) puts tokens as far apart as they were in training. Masks keep the true positions.
+    before far tokens are met (arXiv 2305.16843). Afterwards token i gets place i · stride, the same in every call; a
+    stride near range / (longest input) puts tokens as far apart as in training. Masks keep the true positions.
     """
 
     range: int
