@@ -13,7 +13,7 @@ Shapes: B batch, T query tokens, S key tokens, H heads, G key/value heads (H a m
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, assert_never, final
+from typing import Any, Literal, assert_never, final, no_type_check
 
 import torch
 import torch.nn.functional as F
@@ -35,10 +35,11 @@ def reference(
     bias: Float[Tensor, "#B #H T S"] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Float[Tensor, " H"] | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H T K"]:
     """Attention as it is written in the paper: the teaching version, and what every fused kernel is tested against."""
-    weights = attention_weights(q, k, allowed, bias=bias, scale=scale, softcap=softcap)
+    weights = attention_weights(q, k, allowed, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
     if dropout > 0.0:
         weights = F.dropout(weights, dropout)
     return weights @ _one_key_head_a_head(v, q)
@@ -52,8 +53,9 @@ def attention_weights(
     bias: Float[Tensor, "#B #H T S"] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Float[Tensor, " H"] | None = None,
 ) -> Float[Tensor, "B H T S"]:
-    """The attention map. Rows sum to 1, or to 0 where a query may see nothing."""
+    """The attention map. Rows sum to 1, or to 0 where a query may see nothing; below 1 by what a sink takes."""
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale  # keeps the variance of a score at 1
     scores = q @ _one_key_head_a_head(k, q).transpose(-2, -1) * scale
     if softcap is not None:
@@ -62,7 +64,9 @@ def attention_weights(
         scores = scores + bias
     # The lowest finite number, not 0 (a zero score still gets weight) and not -inf (a row of -inf is NaN).
     scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
-    return torch.softmax(scores, dim=-1).masked_fill(~allowed, 0.0)
+    if sinks is not None:  # one more key, which every query sees and which gives nothing
+        scores = torch.cat([scores, sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], dim=-1)
+    return torch.softmax(scores, dim=-1)[..., : k.shape[2]].masked_fill(~allowed, 0.0)
 
 
 def _one_key_head_a_head(x: Tensor, q: Tensor) -> Tensor:
@@ -103,17 +107,26 @@ class Attend(nn.Module):
         q_at: Span,
         k_at: Span,
         bias: Float[Tensor, "#B #H T S"] | None = None,
+        sinks: Float[Tensor, " H"] | None = None,
     ) -> Float[Tensor, "B H T K"]:
-        """(B, H, T, K) queries at `q_at` over (B, G, S, K) keys and values at `k_at`. bias: added to the scores."""
+        """(B, H, T, K) queries at `q_at` over (B, G, S, K) keys and values at `k_at`.
+
+        bias: added to the scores. sinks: the score, a head, of a key that gives nothing.
+        """
         dropout = self.dropout if self.training else 0.0
         match self._choose(q.device):
             case "reference":
                 allowed = _as_map(lower(self.mask, q_at, k_at, device=q.device), q, k)
-                return reference(q, k, v, allowed, bias=bias, scale=self.scale, softcap=self.softcap, dropout=dropout)
+                return reference(
+                    q, k, v, allowed, bias=bias, scale=self.scale, softcap=self.softcap, sinks=sinks, dropout=dropout
+                )
             case "sdpa":
                 lowered = lower(self.mask, q_at, k_at, device=q.device)
+                if sinks is not None:
+                    lowered, k, v, bias = _with_sink(lowered, q, k, v, bias, sinks)
                 return _sdpa(q, k, v, lowered, bias, scale=self.scale, dropout=dropout)
             case "flex":
+                assert sinks is None, "refused when built"
                 lowered = lower(self.mask, q_at, k_at, device=q.device, flex=True)
                 return _flex(q, k, v, lowered, bias, scale=self.scale, softcap=self.softcap)
             case other:
@@ -126,10 +139,11 @@ class Attend(nn.Module):
         q_at: Span,
         k_at: Span,
         bias: Float[Tensor, "#B #H T S"] | None = None,
+        sinks: Float[Tensor, " H"] | None = None,
     ) -> Float[Tensor, "B H T S"]:
         """The map itself, whatever backend runs: the reference for tests, the source of heat maps."""
         allowed = _as_map(lower(self.mask, q_at, k_at, device=q.device), q, k)
-        return attention_weights(q, k, allowed, bias=bias, scale=self.scale, softcap=self.softcap)
+        return attention_weights(q, k, allowed, bias=bias, scale=self.scale, softcap=self.softcap, sinks=sinks)
 
     def explain(self, q_at: Span, k_at: Span, *, device: torch.device | None = None) -> str:
         """Which kernel a call would take, how the mask is told, and why: ``sdpa, dense mask: keys are padded``."""
@@ -191,6 +205,19 @@ def _as_map(lowered: Lowered, q: Tensor, k: Tensor) -> Tensor:
             raise AssertionError("a block mask is lowered for flex only")
         case other:
             assert_never(other)
+
+
+def _with_sink(
+    lowered: Lowered, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor
+) -> tuple[Lowered, Tensor, Tensor, Tensor]:
+    """The sink as one more key: of zeros, so that its score is the bias it gets, with a value of zeros."""
+    allowed = F.pad(_as_map(lowered, q, k), (0, 1), value=True)
+    k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+    if bias is None:
+        bias = q.new_zeros(1, 1, q.shape[2], k.shape[2] - 1)
+    column = sinks.to(bias.dtype).view(1, -1, 1, 1).expand(len(bias), -1, bias.shape[2], 1)
+    bias = torch.cat([bias.expand(-1, len(sinks), -1, -1), column], dim=-1)
+    return Dense(allowed), k, v, bias
 
 
 def _sdpa(
@@ -256,6 +283,7 @@ def _flex(
         case other:
             assert_never(other)
 
+    @no_type_check  # torch traces it, which it cannot do through the shape checks of pytest
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         if softcap is not None:
             score = softcap * torch.tanh(score / softcap)

@@ -13,7 +13,7 @@ Shapes: B batch, T query tokens, S key tokens, N tokens of a span. Boolean masks
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+from typing import Any, Final, Self, no_type_check
 
 import torch
 from jaxtyping import Bool, Int
@@ -59,14 +59,15 @@ class Span:
         pos = None
         if valid is not None:
             _same_shape("valid", valid, ids)
-            pos = valid.cumsum(-1) + (start - 1)
+            before = valid.cumsum(-1) - valid.long()  # real tokens before each slot
+            pos = before + start
         if doc is not None:
             _same_shape("doc", doc, ids)
-            count = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape[:2]) if pos is None else pos - start
+            if valid is None:
+                before = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape[:2])
             first = torch.ones_like(doc, dtype=torch.bool)
             first[:, 1:] = doc[:, 1:] != doc[:, :-1]
-            began = count.masked_fill(~first, -1).cummax(-1).values.clamp_min(0)
-            pos = count - began + start
+            pos = before - before.masked_fill(~first, 0).cummax(-1).values + start
         if pos is not None and valid is not None:
             pos = pos.masked_fill(~valid, EMPTY)
         return cls(start, ids.shape[1], pos, doc)
@@ -198,6 +199,7 @@ def _block_mask(mask: Mask, q: Span, k: Span, device: torch.device) -> Any:
     q_pos, k_pos = q.positions(device), k.positions(device)
     rows = max(len(q_pos), len(k_pos))
 
+    @no_type_check  # torch traces it, which it cannot do through the shape checks of pytest
     def rule(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         # b runs over the batch of the queries even when the block mask has one row: use row 0 of one-row positions
         ok = mask.allowed(q_pos[b if len(q_pos) > 1 else 0, i], k_pos[b if len(k_pos) > 1 else 0, j])

@@ -125,7 +125,7 @@ class DecoderModel(nn.Module):
 
 @spec("encoder")
 class Encoder(ModelSpec):
-    """A two-way model of one sequence. head: logits of each token (masked language models) or none. loops: as in Decoder.
+    """A two-way model of one sequence. head: logits of each token (masked language models). loops: as in Decoder.
 
     one_way: allow mixers that see the past only (a plain LSTM or Mamba); refused by default, because a causal mask in
     an encoder is nearly always a slip.

@@ -25,7 +25,7 @@ def parsed(settings: Sequence[str]) -> list[Setting]:
 
 
 def changed(spec: S, settings: Sequence[Setting]) -> S:
-    """The spec with all settings. Errors: SpecError: a name that is not there, with the nearest; a value that is wrong."""
+    """The spec with all settings. Errors: SpecError: a name that is not there, with the nearest; a wrong value."""
     if not settings:
         return spec
     data = spec.to_dict()

@@ -87,11 +87,11 @@ class _Search:
             elif len(stay) < width:
                 stay.append((parent, hyp))
         self.live = [hyp for _, hyp in stay]
+        if self._settled():
+            self.live = []
         if self.live and len(self.live[0].tokens) >= self.longest:
             for hyp in self.live:
                 self._finish("length", hyp)
-            self.live = []
-        if self._settled():
             self.live = []
         return stay if self.live else []
 
@@ -106,7 +106,8 @@ class _Search:
         if self.beam.early:
             return True
         alpha = self.beam.length_penalty
-        lengths = (len(self.live[0].tokens) + 1, self.longest)
+        now = len(self.live[0].tokens)
+        lengths = (min(now + 1, self.longest), self.longest)
         bound = max(h.total / n**alpha for h in self.live for n in lengths)
         return bound <= self.finished[-1][0]
 
@@ -214,11 +215,11 @@ class _Beams:
         logits = widen(logits)
         norm = logits.logsumexp(-1, keepdim=True)
         logprobs = logits - norm
-        totals = torch.tensor(
-            [[*(h.total for h in s.live), *[-torch.inf] * (W - len(s.live))] for s in self.searches], device=self.device
-        )
+        unused = [-torch.inf] * W
+        totals = [[h.total for h in s.live] + unused[len(s.live) :] for s in self.searches]
+        ranked = logits.new_tensor(totals).view(-1, 1) + self.constraints(logprobs)
         broken = ~norm.isfinite()
-        ranked = (totals.view(-1, 1) + self.constraints(logprobs)).masked_fill(broken, -torch.inf)
+        ranked = ranked.masked_fill(broken, -torch.inf)
         most = min(W * (1 + len(self.plan.stop_ids)), W * V)
         values, at = ranked.view(-1, W * V).topk(most)
         raw = logprobs.view(-1, W * V).gather(1, at).tolist()

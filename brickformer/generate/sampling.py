@@ -21,13 +21,12 @@ Shapes: B rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, final
+from random import Random
+from typing import final
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-
-_BLOCK: Final = 64  # uniform numbers drawn at once: the same for every row, so that rows are reproducible
 
 
 def repetition(logits: Float[Tensor, "B V"], seen: Bool[Tensor, "B V"], factor: float) -> Float[Tensor, "B V"]:
@@ -113,11 +112,8 @@ class Uniform:
     """Uniform numbers from [0, 1) of one row. The same (seed, sample) gives the same numbers on every device."""
 
     def __init__(self, seed: int, sample: int = 0) -> None:
-        self._generator = torch.Generator().manual_seed((seed + 0x9E3779B97F4A7C15 * sample) % 2**63)
-        self._left: list[float] = []
+        self._random = Random(f"{seed}/{sample}")  # all digits count: torch's generator takes 32 bits of a seed
 
     def next(self) -> float:
         """The next number."""
-        if not self._left:
-            self._left = torch.rand(_BLOCK, generator=self._generator).tolist()[::-1]
-        return self._left.pop()
+        return self._random.random()

@@ -20,7 +20,6 @@ from brickformer.generate.result import Tokenizer
 from brickformer.mask import Span
 from brickformer.mixers.cross import Memory
 from brickformer.models import AnyModel, DecoderModel, EncoderDecoderModel, EncoderModel
-from brickformer.positions import Learned, Sinusoid
 
 Prompt = Sequence[int] | str
 """Ids, or text for the tokenizer."""
@@ -59,7 +58,7 @@ class Writer:
             raise BrickError(f"generate: got max_len={max_len}, expected at least 1.")
         self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer or tokenizer
         self.vocab = self.decoder.spec.vocab
-        self.limit = smallest(table_rows(self.decoder.spec.embed), max_len)
+        self.limit = smallest(positions(self.decoder.spec.embed), max_len)
         self.start = list(start)
         self._check_start()
 
@@ -80,7 +79,7 @@ class Writer:
             self._check("prompt", ids, self.vocab, self.limit, 0)
             return ids, None
         spec = self.encoder.spec
-        self._check("source", ids, spec.vocab, table_rows(spec.embed), 0)
+        self._check("source", ids, spec.vocab, positions(spec.embed), 0)
         return list(self.start), ids
 
     def more_ids(self, text: Prompt, written: int, *, last_is_fed: bool = True) -> list[int]:
@@ -141,13 +140,9 @@ class Writer:
         return ids, Span.of(ids, start=start, valid=valid)
 
 
-def table_rows(embed: Embed) -> int | None:
-    """The most tokens an embedding can number; None without a table of positions."""
-    match embed.position:
-        case Sinusoid(max_len=rows) | Learned(max_len=rows):
-            return rows
-        case _:
-            return None
+def positions(embed: Embed) -> int | None:
+    """The most tokens an embedding can number; None without a limit."""
+    return None if embed.position is None else embed.position.limit()
 
 
 def smallest(*limits: int | None) -> int | None:

@@ -102,10 +102,10 @@ def _folded(nodes: list[Node]) -> Iterator[Node]:
 
 
 def _range(names: list[str], period: int) -> str:
-    """0-5, or 0,2..10 when every second one is alike."""
-    if len(names) == 1:
-        return names[0]
-    return f"{names[0]}-{names[-1]}" if period == 1 else f"{names[0]},{names[1]}..{names[-1]}"
+    """0-5, or 0,2,..,10 when every second one is alike."""
+    if len(names) < 3:
+        return ",".join(names)
+    return f"{names[0]}-{names[-1]}" if period == 1 else f"{names[0]},{names[1]},..,{names[-1]}"
 
 
 def _is_nothing(module: nn.Module) -> bool:

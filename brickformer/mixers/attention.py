@@ -34,6 +34,8 @@ class Attention(MixerSpec):
     position: rotary, ALiBi, T5's bias, or none. mask: causal by default; `FULL` in an encoder; a window.
     qk_norm: norm of each head's queries and keys (arXiv 2010.04245). softcap: see `Attend`. dropout: on the weights.
     bias: on queries, keys, values and output; out_bias: on the output, default as bias. scale: default 1/√K.
+    sinks: a learned score a head that takes weight and gives nothing, so that a head may look away (arXiv 2309.17453).
+    gate: what the heads saw, times sigmoid(x W_g), before the output (arXiv 2505.06708).
     """
 
     heads: int
@@ -47,6 +49,8 @@ class Attention(MixerSpec):
     dropout: float = 0.0
     bias: bool = False
     out_bias: bool | None = None
+    sinks: bool = False
+    gate: bool = False
     backend: Backend = "auto"
 
     def check(self) -> None:
@@ -55,6 +59,8 @@ class Attention(MixerSpec):
         check_dropout(self, self.dropout)
         if self.softcap is not None and self.softcap <= 0.0:
             raise self.refuse("softcap", "a cap above 0", "Leave it out for none.")
+        if self.sinks and self.backend == "flex":
+            raise self.refuse("backend", "'auto', 'sdpa' or 'reference' when there are sinks")
 
     def build(self, dim: int) -> Mixer:
         """The module. Errors: SpecError when the widths do not fit."""
@@ -71,6 +77,8 @@ class Attention(MixerSpec):
             position=self.position.build(self.heads, width, self.mask.causal) if self.position else NoPosition(),
             q_norm=self.qk_norm.build(width) if self.qk_norm else nn.Identity(),
             k_norm=self.qk_norm.build(width) if self.qk_norm else nn.Identity(),
+            sinks=nn.Parameter(torch.zeros(self.heads)) if self.sinks else None,
+            gate=nn.Linear(dim, self.heads * width) if self.gate else None,
         )
 
 
@@ -88,10 +96,12 @@ class AttentionMixer(Mixer):
         position: Position,
         q_norm: nn.Module,
         k_norm: nn.Module,
+        sinks: nn.Parameter | None = None,
+        gate: nn.Linear | None = None,
     ) -> None:
         super().__init__()
         self.qkv, self.out, self.attend, self.position = qkv, out, attend, position
-        self.q_norm, self.k_norm = q_norm, k_norm
+        self.q_norm, self.k_norm, self.sinks, self.gate = q_norm, k_norm, sinks, gate
         self.width = qkv.parts[0] // heads
         self.kv_heads = qkv.parts[1] // self.width
         self.causal = attend.mask.causal
@@ -104,8 +114,10 @@ class AttentionMixer(Mixer):
         k_at = at
         if state is not None:
             k, v, k_at = expect_state(state, KV, "attention").append(k, v, at)  # (B, G, S, K)
-        seen = self.attend(q, k, v, at, k_at, self.position.bias(at, k_at, x.device))
-        return self.out(merge_heads(seen))
+        bias = self.position.bias(at, k_at, x.device)
+        seen = self.attend(q, k, v, at, k_at, bias, self.sinks)  # (B, H, T, K)
+        y = merge_heads(seen)
+        return self.out(y if self.gate is None else y * torch.sigmoid(self.gate(x)))
 
     def init_state(self, batch: int, max_len: int, *, device: torch.device, dtype: torch.dtype) -> State:
         """A KV cache; a ring of the last tokens where the mask has a window."""

@@ -42,6 +42,7 @@ def _draw_loss(ax: Axes, records: Sequence[Record], title: str) -> None:
     values = [*train[1], *validation[1]]
     if values and min(values) > 0 and max(values) / min(values) > 20:
         ax.set_yscale("log")
+        ax.yaxis.set_major_formatter("{x:g}")
     if train[0]:
         ax.plot(*train, color=_TRAIN, linewidth=1.4, label=f"training, last {train[1][-1]:.3f}")
     if validation[0]:

@@ -109,7 +109,9 @@ def test_adamw_equals_its_formula() -> None:
 def test_the_rest_of_muon_is_torchs_adamw() -> None:
     model, reference = Toy(seed=3), Toy(seed=3)
     optim = Muon(rest=AdamW(lr=0.02, betas=(0.9, 0.95), weight_decay=0.0)).build(model)
-    rest = {name: p for name, p in reference.named_parameters() if name not in ("up.weight", "down.weight", "out.weight")}
+    rest = {
+        name: p for name, p in reference.named_parameters() if name not in ("up.weight", "down.weight", "out.weight")
+    }
     adam = torch.optim.AdamW(rest.values(), lr=0.02, betas=(0.9, 0.95), weight_decay=0.0, foreach=False, fused=False)
     for t in range(3):
         gradients(model, t)

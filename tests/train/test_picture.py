@@ -13,9 +13,7 @@ import pytest
 
 from brickformer.train.picture import draw
 
-RECORDS = [
-    {"step": s, "loss": 3 / s + 0.1, **({"val_loss": 3 / s + 0.2} if s % 5 == 0 else {})} for s in range(1, 31)
-]
+RECORDS = [{"step": s, "loss": 3 / s + 0.1, **({"val_loss": 3 / s + 0.2} if s % 5 == 0 else {})} for s in range(1, 31)]
 WITH_EXACT = [{**r, **({"exact": min(1.0, r["step"] / 20)} if "val_loss" in r else {})} for r in RECORDS]
 TRAIN, VALIDATION, EXACT = (0x9A, 0xA7, 0xB5), (0x1F, 0x5F, 0xA8), (0x2E, 0x8B, 0x57)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from brickformer.linear import FusedLinear
+from brickformer.train import Progress
 
 VOCAB = 11
 PADDING = -100
@@ -60,6 +62,32 @@ class Toy(nn.Module):
         gate, value = self.up(x).split((12, 12), dim=-1)
         x = x + self.drop(self.down(torch.tanh(gate) * value))
         return self.out(self.norm(x))
+
+
+class Ears(Progress):
+    """Progress that writes everything down."""
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+        self.losses: list[float | None] = []
+        self.said: list[str] = []
+
+    def begin(self, step: int, steps: int) -> None:
+        self.heard.append(("begin", step, steps))
+
+    def step(self, step: int, loss: float | None) -> None:
+        self.heard.append(step)
+        self.losses.append(loss)
+
+    def record(self, record: Mapping[str, float]) -> None:
+        self.heard.append(("record", record["step"]))
+
+    def say(self, text: str) -> None:
+        self.heard.append(text)
+        self.said.append(text)
+
+    def close(self) -> None:
+        self.heard.append("close")
 
 
 def forward(model: nn.Module, batch: ToyBatch) -> Tensor:

@@ -1,0 +1,61 @@
+"""`brick generate`: items from the command line, a file, standard input; with and without the cache."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from cli.conftest import Brick
+
+
+def test_it_answers(brick: Brick, trained: Path) -> None:
+    said = brick("generate", trained, "7 1 4")
+    assert (said.code, said.out, said.err) == (0, "4 1 7\n", "")
+
+
+def test_items_come_from_a_file_or_from_standard_input(
+    brick: Brick, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items, answers = "7 1 4\n1 2 3 4\n\n9 8 7\n", "4 1 7\n4 3 2 1\n\n7 8 9\n"
+    Path("items.txt").write_text(items)
+    assert brick("generate", trained, "items.txt").out == answers
+    monkeypatch.setattr("sys.stdin", io.StringIO(items))
+    assert brick("generate", trained).out == answers
+
+
+def test_without_the_cache_the_answers_are_the_same(brick: Brick, trained: Path, tiny: Path) -> None:
+    for run in (trained, tiny):  # the one that knows nothing writes to the end of its patience
+        items = ["7 1 4", "0 0 1 2", "9 8 7 6 5 4"]
+        with_cache = brick("generate", run, *items, "--set", "max_tokens=30")
+        without = brick("generate", run, *items, "--set", "max_tokens=30", "--no-cache", "--stats")
+        assert with_cache.out == without.out
+        assert "cache 0 bytes" in without.err and "ms a token" in without.err
+
+
+def test_an_item_that_fails_is_named_and_the_others_go_on(brick: Brick, trained: Path) -> None:
+    said = brick("generate", trained, "7 1 4", "7 x 4", "1 2 3")
+    assert said.code == 2 and said.out == "4 1 7\n3 2 1\n"
+    assert said.err.count("\n") == 1 and "'7 x 4', word 2: got 'x'" in said.err
+    Path("items.txt").write_text("1 2 3\n7 1 ½\n4 5 6\n")
+    said = brick("generate", trained, "items.txt")
+    assert said.code == 2 and said.out == "3 2 1\n\n6 5 4\n", "line i answers line i"
+    assert "items.txt, line 2, word 3: got '½'" in said.err
+    assert "expected at least one token" in brick("generate", trained, "").error
+
+
+def test_settings_of_sampling_and_of_the_end(brick: Brick, trained: Path) -> None:
+    assert brick("generate", trained, "7 1 4", "--set", "max_tokens=2").out == "4 1\n"
+    assert brick("generate", trained, "7 1 4", "--set", 'texts=["1"]').out.strip() == "4"
+    draws = {
+        brick("generate", trained, "7 1 4", "--set", "temperature=50", "--set", f"seed={seed}").out for seed in range(4)
+    }
+    assert len(draws) > 1
+    same = ["generate", trained, "7 1 4", "--set", "temperature=50", "--set", "seed=1"]
+    assert brick(*same).out == brick(*same).out
+
+
+def test_wrong_settings(brick: Brick, tiny: Path) -> None:
+    assert "did you mean 'temperature'?" in brick("generate", tiny, "1 2 3", "--set", "temprature=1").error
+    assert "temperature: got -1" in brick("generate", tiny, "1 2 3", "--set", "temperature=-1").error
+    assert "expected int" in brick("generate", tiny, "1 2 3", "--set", "top_k=many", "--set", "temperature=1").error

@@ -1,0 +1,189 @@
+"""Beam search against all answers there are, and against a plain search without state that never stops early."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from generate.worlds import PROMPTS, VOCAB, WRITERS, Letters, decoder, encoder_decoder, naive_greedy, next_logits
+
+from brickformer.errors import BrickError, DataError
+from brickformer.generate import GREEDY, Beam, Generation, Sampling, Stop, Writer, beam_search, generate
+
+Scored = tuple[float, list[int]]
+
+
+def scored(made: Generation) -> list[Scored]:
+    return [(pytest.approx(result.score, abs=1e-9), result.tokens) for result in made.results]
+
+
+def every_answer(writer: Writer, prompt: list[int], longest: int, stop: int, alpha: float) -> list[Scored]:
+    """All answers there are, best first: those that end in the stop id, and those cut off."""
+    found = []
+    vocab = writer.vocab
+    logs = {
+        y: next_logits(writer, prompt, y).log_softmax(-1)
+        for n in range(longest)
+        for y in itertools.product(range(vocab), repeat=n)
+        if stop not in y
+    }
+    for n in range(1, longest + 1):
+        for y in itertools.product(range(vocab), repeat=n):
+            if stop not in y[:-1] and (n == longest or y[-1] == stop):
+                total = sum(logs[y[:i]][y[i]].item() for i in range(n))
+                found.append((total / n**alpha, list(y)))
+    return sorted(found, key=lambda f: -f[0])
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("early", [True, False])
+def test_a_wide_beam_finds_all_answers_in_order(alpha: float, early: bool) -> None:
+    """V = 4, T = 4: 121 answers, every one with its score."""
+    writer = Writer(decoder(vocab=4, depth=1))
+    for prompt in ([0, 1, 2], [1]):
+        expected = every_answer(writer, prompt, 4, 3, alpha)
+        assert len(expected) == 121
+        beam = Beam(width=121, length_penalty=alpha, early=early, best=121)
+        assert scored(beam_search(writer, [prompt], beam, Stop(max_tokens=4, ids=(3,)))) == expected
+
+
+def plain_search(
+    writer: Writer, prompt: list[int], width: int, longest: int, stops: tuple[int, ...], alpha: float, early: bool
+) -> list[Scored]:
+    """The search as it is told in words. early: until `width` answers are finished; else to the longest length."""
+    live: list[tuple[float, list[int]]] = [(0.0, [])]
+    done: list[Scored] = []
+    for n in range(1, longest + 1):
+        ranked = sorted(
+            (
+                (total + log, [*y, token])
+                for total, y in live
+                for token, log in enumerate(next_logits(writer, prompt, y).log_softmax(-1).tolist())
+            ),
+            key=lambda c: -c[0],
+        )
+        done += [(total / n**alpha, y) for total, y in ranked[:width] if y[-1] in stops]
+        live = [(total, y) for total, y in ranked if y[-1] not in stops][:width]
+        if early and len(done) >= width:
+            live = []
+            break
+    done += [(total / longest**alpha, y) for total, y in live]
+    return sorted(done, key=lambda d: -d[0])[:width]
+
+
+def stops_of(writer: Writer) -> tuple[int, int]:
+    """Two tokens that good answers have, so that beams do finish."""
+    made = beam_search(writer, PROMPTS, Beam(width=3, best=3), Stop(max_tokens=6)).results
+    counts = torch.bincount(torch.tensor([t for r in made for t in r.tokens[1:]]), minlength=VOCAB)
+    return tuple(counts.topk(2).indices.tolist())  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("early", [True, False])
+def test_a_narrow_beam_is_the_plain_search(kind: str, early: bool) -> None:
+    """One prompt after another, all at once, and without a cache. early=False: to stop when no better answer can come
+    finds what a search to the longest length finds."""
+    writer = WRITERS[kind]()
+    stop = Stop(max_tokens=6, ids=stops_of(writer))
+    finishes = set()
+    for alpha in (0.0, 1.5):
+        beam = Beam(width=3, length_penalty=alpha, early=early, best=3)
+        expected = [plain_search(writer, p, 3, 6, stop.ids, alpha, early) for p in PROMPTS]
+        together = beam_search(writer, PROMPTS, beam, stop)
+        assert scored(together) == [s for found in expected for s in found]
+        assert scored(beam_search(writer, PROMPTS, beam, stop, use_cache=False)) == scored(together)
+        assert scored(beam_search(writer, PROMPTS, beam, stop, batch=5)) == scored(together)
+        assert [(r.prompt, r.sample) for r in together.results] == [(p, n) for p in range(4) for n in range(3)]
+        finishes |= {r.finish for r in together.results}
+        for r in together.results:
+            assert r.finish == ("stop" if r.tokens[-1] in stop.ids else "length")
+            assert not set(r.tokens[:-1]) & set(stop.ids), "a finished beam was extended"
+            assert r.score == pytest.approx(r.logprob / len(r.tokens) ** alpha, abs=1e-9)
+    assert "stop" in finishes
+
+
+def test_a_proof_that_nothing_better_comes_saves_steps() -> None:
+    """Otherwise the test above would hold for a search that never stops."""
+    writer = Writer(decoder())
+    stop = Stop(max_tokens=40, ids=tuple(range(6)))
+    made = beam_search(writer, [PROMPTS[0]], Beam(width=2, length_penalty=0.0, early=False), stop)
+    assert made.stats.steps < 39
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 3.0])
+def test_one_beam_is_greedy(kind: str, alpha: float) -> None:
+    writer = WRITERS[kind]()
+    stop = Stop(max_tokens=8, ids=stops_of(writer))
+    made = beam_search(writer, PROMPTS, Beam(width=1, length_penalty=alpha), stop)
+    assert [r.tokens for r in made.results] == [naive_greedy(writer, p, 8, stop.ids)[0] for p in PROMPTS]
+
+
+def test_a_wider_beam_finds_better_answers_than_greedy() -> None:
+    writer, stop = Writer(decoder()), Stop(max_tokens=8)
+    wide = beam_search(writer, PROMPTS, Beam(width=12, length_penalty=0.0), stop).results
+    greedy = generate(writer, PROMPTS, GREEDY, stop).results
+    assert any(w.logprob > g.logprob + 0.1 for w, g in zip(wide, greedy, strict=True))
+
+
+def test_constraints_hold_in_every_beam() -> None:
+    writer = Writer(decoder())
+    free = naive_greedy(writer, PROMPTS[0], 3)[0]
+    constraints = Sampling(banned=tuple(set(free)), forced=(16,), no_repeat_ngram=2)
+    made = beam_search(writer, PROMPTS, Beam(width=3, best=3), Stop(max_tokens=7, min_tokens=5, ids=(2,)), constraints)
+    for result in made.results:
+        prompt = PROMPTS[result.prompt]
+        assert result.tokens[0] == 16 and not set(result.tokens) & set(free)
+        assert 2 not in result.tokens[:5]
+        whole = [*prompt, *result.tokens]
+        pairs = list(itertools.pairwise(whole))
+        new = pairs[len(prompt) - 1 :]
+        assert all(pairs.count(pair) == 1 for pair in new[1:])
+
+
+def test_a_table_of_positions_ends_the_search_of_its_prompt_only() -> None:
+    writer = Writer(decoder(), max_len=13)
+    made = beam_search(writer, PROMPTS, Beam(width=2), Stop(max_tokens=8))
+    for prompt, result in zip(PROMPTS, made.results, strict=True):
+        expected = plain_search(writer, prompt, 2, min(8, 14 - len(prompt)), (), 1.0, True)[0]
+        assert scored(Generation([result], made.stats)) == [expected]
+
+
+def test_text_and_bad_prompts() -> None:
+    writer = Writer(encoder_decoder(), Letters(), start=[1])
+    with torch.no_grad():
+        writer.model.encoder.embed.tokens.weight[16] = torch.nan
+    made = beam_search(writer, ["bcd", "", "pb", "h"], Beam(width=3, best=2), Stop(max_tokens=4, ids=(5,)))
+    assert [(r.prompt, r.sample, r.finish == "error") for r in made.results] == [
+        (0, 0, False), (0, 1, False), (1, 0, True), (2, 0, True), (3, 0, False), (3, 1, False),
+    ]  # fmt: skip
+    assert isinstance(made.results[2].error, DataError) and "not finite" in str(made.results[3].error)
+    for r in (made.results[0], made.results[5]):
+        assert r.text == Letters().decode([t for t in r.tokens if t != 5])
+    alone = beam_search(writer, ["h"], Beam(width=3, best=2), Stop(max_tokens=4, ids=(5,)))
+    assert [r.tokens for r in alone.results] == [r.tokens for r in made.results[4:]]
+
+
+def test_nothing_allowed_is_an_error_of_its_prompt() -> None:
+    made = beam_search(
+        decoder(), [list(range(17)), [1]], Beam(width=2), Stop(max_tokens=3), Sampling(no_repeat_ngram=1)
+    )
+    assert "no token is allowed" in str(made.results[0].error) and made.results[1].error is None
+
+
+WRONG: dict[str, tuple[Callable[[], object], str]] = {
+    "width": (lambda: Beam(width=0), "beam.width"),
+    "best": (lambda: Beam(width=2, best=3), "from 1 to width (2)"),
+    "drawn": (lambda: beam_search(decoder(), [[1]], constraints=Sampling(temperature=1.0)), "temperature=0"),
+    "texts": (lambda: beam_search(Writer(decoder(), Letters()), ["b"], stop=Stop(texts=("a",))), "stop.texts"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_makes_no_search_is_refused(case: str) -> None:
+    call, message = WRONG[case]
+    with pytest.raises(BrickError) as error:
+        call()
+    assert message in str(error.value)
