@@ -243,7 +243,7 @@ class Stack(nn.Module):
 
     def _passes(self) -> list[StackLayer]:
         """The layers in the order in which a vector meets them."""
-        return list(self.layers) * self.loops  # type: ignore[arg-type]
+        return list(self.layers) * self.loops  # type: ignore[return-value]
 
     def init_state(self, batch: int, max_len: int, *, device: torch.device, dtype: torch.dtype) -> StackState:
         """An empty state for `batch` rows of at most `max_len` tokens. Errors: StateError where a mixer keeps none."""

@@ -153,7 +153,7 @@ class ModelDraft(Draft):
                 break
             guesses.append(token)
             drawn.append(q)
-            if len(guesses) == ahead:
+            if len(guesses) == ahead or token in self.row.plan.stop_ids:
                 break
             self._add(token)
             logits = self.reader.read([token])

@@ -110,7 +110,8 @@ class Decoding:
             logits = logits[rows]
             self.feed.select(rows)
         self._choose(logits)
-        self.stats.prompt_tokens += sum(map(len, given if sources is None else sources)) - known * len(given)
+        read = given if sources is None or known else sources
+        self.stats.prompt_tokens += sum(map(len, read)) - known * len(given)
         self.stats.prompt_s += time.perf_counter() - began
         self._leave()
 

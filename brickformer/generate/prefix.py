@@ -102,9 +102,8 @@ class Prefix:
             state.length = len(tokens)
             return Prefix(tokens, source, state, tensors["logits"], max_len, header["digest"])
         except (KeyError, TypeError, ValueError, RuntimeError) as e:
-            if isinstance(e, BrickError):
-                raise
-            raise StateError(f"{where}: damaged, or of another version ({e!r}). Make it again.") from None
+            what = f"{e}" if isinstance(e, BrickError) else f"damaged ({e!r:.200})."
+            raise StateError(f"{where}: {what} Make it again with read_prompt(...).save(path).") from None
 
 
 @torch.inference_mode()
@@ -191,19 +190,21 @@ def _get(saved: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
         case {"is": value}:
             return value
         case _:
-            raise StateError(f"prompt file: {saved!r} is no field of a state.")
+            raise StateError(f"{saved!r:.100} is no field of a state.")
 
 
 def _fill(part: State, name: str, saved: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Set the fields of an empty state to what was saved; a trimmed cache goes to the front of its buffer."""
     fields = vars(part)
     if saved[""] != type(part).__name__ or set(saved) - {""} != set(fields):
-        raise StateError(f"prompt file: {name} was a {saved['']}, this model keeps a {type(part).__name__}.")
+        raise StateError(
+            f"{name} is a {saved['']} of {', '.join(saved)}; expected a {type(part).__name__} of {', '.join(fields)}."
+        )
     for field, empty in list(fields.items()):
         value = _get(saved[field], tensors)
         if isinstance(empty, Tensor):
             if value.ndim != empty.ndim or value.dtype != empty.dtype:
-                raise StateError(f"prompt file: {name}.{field} does not fit this model's state.")
+                raise StateError(f"{name}.{field} does not fit this model's state.")
             if value.shape != empty.shape:
                 empty[tuple(slice(n) for n in value.shape)] = value
                 value = empty

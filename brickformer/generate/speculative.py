@@ -71,13 +71,11 @@ def speculate(
 
 
 def _same_kind(writer: Writer, draft: AnyModel) -> Writer:
+    if type(draft) is not type(writer.model):
+        raise BrickError("speculate: model and draft must both be decoders, or both encoder-decoders.")
     made = Writer(draft, start=writer.start)
     if made.vocab != writer.vocab:
-        raise BrickError(
-            f"speculate: the draft knows {made.vocab} tokens, the model {writer.vocab}; expected the same."
-        )
-    if (made.encoder is None) != (writer.encoder is None):
-        raise BrickError("speculate: model and draft must both be decoders, or both encoder-decoders.")
+        raise BrickError(f"speculate: the draft knows {made.vocab} tokens, the model {writer.vocab}; expected as many.")
     return made
 
 

@@ -23,7 +23,7 @@ from brickformer.mixers.base import Mixer, MixerSpec, expect_state
 from brickformer.norms import NormSpec
 from brickformer.positions import NoPosition, Position, PositionSpec
 from brickformer.spec import Spec, spec
-from brickformer.state import KV, RingKV, State
+from brickformer.state import KV, State, kv_for
 
 
 @spec("attention")
@@ -125,10 +125,7 @@ class AttentionMixer(Mixer):
             raise StateError(
                 "attention: sees the future, so it cannot decode step by step. Use mask=Mask(causal=True)."
             )
-        window = self.attend.mask.window
-        if window is not None and 2 * window < max_len:
-            return RingKV(batch, self.kv_heads, window, self.width, device=device, dtype=dtype)
-        return KV(batch, self.kv_heads, max_len, self.width, device=device, dtype=dtype)
+        return kv_for(self.attend.mask, batch, self.kv_heads, max_len, self.width, device=device, dtype=dtype)
 
 
 def split_heads(x: Float[Tensor, "B T HK"], width: int) -> Float[Tensor, "B H T K"]:

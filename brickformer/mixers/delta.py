@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from brickformer.feedforward import check_width
 from brickformer.linear import BranchOut, FusedLinear
+from brickformer.mixers import kernels
 from brickformer.mixers.attention import head_width
 from brickformer.mixers.base import Mixer, MixerSpec
 from brickformer.mixers.chunked import CHUNK, Decays, from_chunks, to_chunks
@@ -101,7 +102,7 @@ class GatedDeltaState(LinearState):
 class GatedDeltaMixer(LinearRecurrence):
     """Convolution, gated delta rule, norm and gate."""
 
-    memory = GatedDeltaState
+    memory, kernel, kernel_types = GatedDeltaState, kernels.delta_kernel, kernels.HALF
 
     def __init__(self, into: FusedLinear, conv: nn.Conv1d, norm: HeadNorm, out: BranchOut, *, width: int) -> None:
         super().__init__()
@@ -113,7 +114,7 @@ class GatedDeltaMixer(LinearRecurrence):
         self.h_size = (heads, width, values // heads)
         self.numbers = into.out_features + heads * (2 * width + 3 * CHUNK) + 2 * values
 
-    def block(self, x: Tensor, line: Line, tail: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def block(self, x: Tensor, line: Line, tail: Tensor, h: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """One run of tokens."""
         keys, _, values, _, heads, _ = self.into.parts
         mixed, z, beta, dt = self.into(x).split([2 * keys + values, values, heads, heads], -1)
@@ -123,7 +124,11 @@ class GatedDeltaMixer(LinearRecurrence):
         q, k, v = mixed.split([keys, keys, values], -1)
         q, k = (unit(w.unflatten(-1, (-1, self.width))) for w in (q, k))  # (B, T, G, K)
         v = v.unflatten(-1, (heads, -1))  # (B, T, H, V)
-        y, h = gated_delta_rule(q, k, v, log_a, line.quiet(beta.sigmoid()), h, line.since)
+        beta = line.quiet(beta.sigmoid())
+        if h is None:
+            y = kernels.gated_delta_rule(q, k, v, log_a, beta, x.dtype)
+        else:
+            y, h = gated_delta_rule(q, k, v, log_a, beta, h, line.since)
         y = self.norm(y, z.unflatten(-1, (heads, -1))).flatten(-2)
         return self.out(y.to(x.dtype)), tail, h
 
@@ -160,13 +165,14 @@ def gated_delta_rule(
     system = beta * decays.pair * (k @ k.mT)  # unit lower triangular: what is on and above the diagonal is not read
     right = torch.cat([beta * v, beta * enter * k], -1)
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-    fresh, against = solved.split([v.shape[-1], k.shape[-1]], -1)  # U, W
+    u, w = solved.split([v.shape[-1], k.shape[-1]], -1)
     scores, q, k = decays.pair * (q @ k.mT), q * enter, k * decays.leave[..., None]
-    total, out = decays.total[..., None, None], []
-    for c in range(q.shape[1]):
-        written = fresh[:, c] - against[:, c] @ h  # (B, H, L, V)
-        out.append(q[:, c] @ h + scores[:, c] @ written)
-        h = torch.addcmul(k[:, c].mT @ written, total[:, c], h)
+    out = []
+    by_chunk = (x.unbind(1) for x in (u, w, scores, q, k.mT, decays.total[..., None, None]))
+    for new, against, inside, asked, keys, left in zip(*by_chunk, strict=True):
+        written = new - against @ h  # (B, H, L, V)
+        out.append(asked @ h + inside @ written)
+        h = torch.addcmul(keys @ written, left, h)
     return from_chunks(torch.stack(out, 1), tokens), h
 
 

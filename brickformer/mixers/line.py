@@ -67,13 +67,15 @@ class Line:
         """x, with zeros at padding."""
         return x if self.live is None else x.masked_fill(~self.live.view(*self.live.shape, *[1] * (x.ndim - 2)), 0.0)
 
-    def blocks(self, size: int) -> Iterator[tuple[slice, Line]]:
-        """The line cut into runs of at most `size` tokens."""
-        for begin in range(0, max(self.length, 1), size):
-            cut = slice(begin, min(begin + size, self.length))
+    def blocks(self, x: Float[Tensor, "B T D"], size: int) -> Iterator[tuple[Tensor, Line]]:
+        """Packed tokens and their line, cut into runs of at most `size` tokens."""
+        begin = 0
+        for piece in x.split(size, 1):  # not slices: the gradient of each slice is as long as the whole
+            cut = slice(begin, begin + piece.shape[1])
             live = None if self.live is None else self.live[:, cut]
             since = None if self.since is None else self.since[:, cut]
-            yield cut, Line(cut.stop - begin, None, None, live, since)
+            yield piece, Line(piece.shape[1], None, None, live, since)
+            begin = cut.stop
 
 
 def _reorder(x: Tensor, order: Tensor | None) -> Tensor:

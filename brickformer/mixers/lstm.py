@@ -4,8 +4,9 @@
     c_t = σ(f) c_{t-1} + σ(i) tanh(g)           h_t = σ(o) tanh(c_t)           out = h W_o
 
 bidirectional: a second one reads from the end, and W_o merges the two: for encoders. torch's own `nn.LSTM` does the
-work. It can neither leave padding out of what a state learns nor forget at the beginning of a document, so such calls
-walk from token to token by the formula above (exact, slower, and still without waiting for the device).
+work. It can neither leave padding out of what a state learns nor forget at the beginning of a document: such calls
+walk from token to token by the formula above (exact, slower, and still without waiting for the device). So does a
+decode step: for one token `nn.LSTM` spends most of its time on getting ready.
 Shapes: B batch, T tokens, D model width, H hidden width.
 """
 
@@ -112,7 +113,8 @@ def _read(
     """(B, T, D) in the order it is read -> (B, T, H); and h, c after the last real token, if they are remembered."""
     line = Line.of(at)
     x = line.pack(x)
-    if line.since is None and (line.live is None or not remember):  # padding at the end changes no answer before it
+    plain = line.since is None and (line.live is None or not remember)  # padding at the end changes no answer before it
+    if plain and line.length > 1:
         y, (h, c) = lstm(x, (state[0][None], state[1][None]))
         return line.unpack(y), h[0], c[0]
     y, h, c = _walk(lstm, x, line, *state)

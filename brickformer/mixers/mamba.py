@@ -24,6 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from brickformer.feedforward import check_width
 from brickformer.linear import BranchOut, FusedLinear
+from brickformer.mixers import kernels
 from brickformer.mixers.base import Mixer, MixerSpec
 from brickformer.mixers.line import Line
 from brickformer.mixers.recurrent import LinearRecurrence, LinearState, convolve, short_conv, step_biases, wide
@@ -94,7 +95,7 @@ class MambaState(LinearState):
 class MambaMixer(LinearRecurrence):
     """Convolution, selective scan, gate."""
 
-    memory = MambaState
+    memory, kernel, kernel_types = MambaState, kernels.mamba_kernel, kernels.SINGLE
 
     def __init__(self, into: FusedLinear, conv: nn.Conv1d, select: FusedLinear, step: StepSize, out: BranchOut) -> None:
         super().__init__()
@@ -105,15 +106,18 @@ class MambaMixer(LinearRecurrence):
         self.tail_size, self.h_size = (conv.kernel_size[0] - 1, inner), (states, inner)
         self.numbers = states * inner
 
-    def block(self, x: Tensor, line: Line, tail: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def block(self, x: Tensor, line: Line, tail: Tensor, h: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """One run of tokens."""
         x, z = self.into(x).chunk(2, -1)  # (B, T, I)
         x, tail = convolve(x, self.conv, line, tail)
         r, b, c = self.select(x).split(self.select.parts, -1)  # (B, T, R), (B, T, N), (B, T, N)
         dt = line.quiet(self.step(r))
         x, b, c, skip, a_log = (v.to(dt.dtype) for v in (x, b, c, self.D, self.A_log))
-        begins = None if line.since is None else line.since == 0
-        y, h = selective_scan(dt, x, -a_log.exp().t(), b, c, h, begins)
+        a, begins = -a_log.exp().t(), None if line.since is None else line.since == 0
+        if h is None:
+            y = kernels.selective_scan(dt, x, a, b, c)
+        else:
+            y, h = selective_scan(dt, x, a, b, c, h, begins)
         y = torch.addcmul(y, skip, x).to(z.dtype)
         return self.out(y * F.silu(z)), tail, h
 

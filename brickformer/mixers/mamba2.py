@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from brickformer.errors import SpecError
 from brickformer.feedforward import check_width
 from brickformer.linear import BranchOut, FusedLinear
+from brickformer.mixers import kernels
 from brickformer.mixers.base import Mixer, MixerSpec
 from brickformer.mixers.chunked import CHUNK, Decays, from_chunks, to_chunks
 from brickformer.mixers.line import Line
@@ -107,7 +108,7 @@ class Mamba2State(LinearState):
 class Mamba2Mixer(LinearRecurrence):
     """Convolution, SSD, gated norm."""
 
-    memory = Mamba2State
+    memory, kernel, kernel_types = Mamba2State, kernels.mamba2_kernel, kernels.HALF
 
     def __init__(self, into: FusedLinear, conv: nn.Conv1d, norm: GatedNorm, out: BranchOut, *, groups: int) -> None:
         super().__init__()
@@ -120,7 +121,7 @@ class Mamba2Mixer(LinearRecurrence):
         self.h_size = (groups, inner // groups, shared // groups)
         self.numbers = into.out_features + 2 * inner + CHUNK * heads
 
-    def block(self, x: Tensor, line: Line, tail: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def block(self, x: Tensor, line: Line, tail: Tensor, h: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """One run of tokens."""
         inner, _, shared, _, heads = self.into.parts
         z, mixed, dt = self.into(x).split([inner, inner + 2 * shared, heads], -1)
@@ -130,7 +131,10 @@ class Mamba2Mixer(LinearRecurrence):
         values, b, c = mixed.split([inner, shared, shared], -1)
         values = values.unflatten(-1, (heads, -1))  # (B, T, H, P)
         b, c = (v.unflatten(-1, (self.groups, -1)) for v in (b, c))  # (B, T, G, N)
-        y, h = ssd(-a_log.exp() * dt, values * dt[..., None], b, c, h, line.since)
+        if h is None:
+            y = kernels.ssd(dt, values, -a_log.exp(), b, c, x.dtype)
+        else:
+            y, h = ssd(dt, values, -a_log.exp(), b, c, h, line.since)
         y = torch.addcmul(y, skip[:, None], values).flatten(-2)
         return self.out(self.norm(y, z).to(x.dtype)), tail, h
 
@@ -139,21 +143,23 @@ class Mamba2Mixer(LinearRecurrence):
 
 
 def ssd(
-    log_a: Float[Tensor, "B T H"],
+    dt: Float[Tensor, "B T H"],
     x: Float[Tensor, "B T H P"],
+    a: Float[Tensor, " H"],
     b: Float[Tensor, "B T G N"],
     c: Float[Tensor, "B T G N"],
     h: Float[Tensor, "B G RP N"],
     since: Int[Tensor, "B T"] | None = None,
 ) -> tuple[Float[Tensor, "B T H P"], Float[Tensor, "B G RP N"]]:
-    """y_t = h_t c_t with h_t = a_t h_{t-1} + x_t ⊗ b_t for every head, and the last h, which lists a group's heads.
+    """y_t = h_t c_t with h_t = exp(dt_t a) h_{t-1} + dt_t x_t ⊗ b_t for every head, and the last h.
 
     since: tokens of the same document before each token; at 0 the memory starts anew.
     """
     tokens, heads, groups = x.shape[1], x.shape[2], b.shape[2]
+    log_a, x = dt * a, dt[..., None] * x
     if tokens == 1 and since is None:
-        a = log_a.exp()[:, 0, :, None].expand(-1, -1, x.shape[3])  # (B, H, P)
-        h = h * a.reshape(*h.shape[:3], 1) + x.reshape(*h.shape[:3], 1) * b[:, 0, :, None]
+        decay = log_a.exp()[..., None].expand_as(x).reshape(*h.shape[:3], 1)
+        h = torch.addcmul(h * decay, x.reshape(*h.shape[:3], 1), b[:, 0, :, None])
         return (h @ c[:, 0, :, :, None]).reshape(x.shape), h
     length = min(CHUNK, tokens)
     decays = Decays.of(log_a, since, length)
@@ -166,9 +172,9 @@ def ssd(
     written = _beside(x * decays.leave[..., None], groups).mT @ b  # (B, C, G, R·P, N)
     total = decays.total.unflatten(2, grouped)[..., None].expand(-1, -1, -1, -1, x.shape[-1]).flatten(3, 4)[..., None]
     before = []
-    for k in range(x.shape[1]):
+    for new, left in zip(written.unbind(1), total.unbind(1), strict=True):
         before.append(h)
-        h = torch.addcmul(written[:, k], total[:, k], h)
+        h = torch.addcmul(new, left, h)
     read = c @ torch.stack(before, 1).mT  # (B, C, G, L, R·P)
     read = read.unflatten(-1, (grouped[1], -1)).transpose(3, 4).flatten(2, 3)  # (B, C, H, L, P)
     return from_chunks(torch.addcmul(inside, read, decays.enter[..., None]), tokens), h

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from brickformer.errors import StateError
 from brickformer.mask import Span
 from brickformer.mixers.base import Mixer, expect_state
+from brickformer.mixers.kernels import Find, serves
 from brickformer.mixers.line import Line
 from brickformer.state import State
 
@@ -97,36 +98,47 @@ class LinearRecurrence(Mixer):
     """Slot: mixers with a short convolution and a memory that is linear in what is written.
 
     memory: the type of their state. tail_size, h_size: what a row of it looks like. numbers: how many numbers a token
-    needs while its block is computed.
+    needs while its block is computed. kernel, kernel_types: what may take over, see kernels.py.
     """
 
     causal = True
     memory: ClassVar[type[LinearState]]
+    kernel: ClassVar[Find]
+    kernel_types: ClassVar[tuple[torch.dtype, ...]]
     tail_size: tuple[int, ...]
     h_size: tuple[int, ...]
     numbers: int
 
     @abstractmethod
-    def block(self, x: Tensor, line: Line, tail: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, T, D) tokens on a line, after tail and h -> (B, T, D), tail and h after them."""
+    def block(self, x: Tensor, line: Line, tail: Tensor, h: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(B, T, D) tokens on a line, after tail and h -> (B, T, D), tail and h after them.
+
+        h is None where it is empty before and not wanted after, and the kernel may take over.
+        """
 
     def forward(self, x: Float[Tensor, "B T D"], at: Span, state: State | None = None) -> Float[Tensor, "B T D"]:
         """(B, T, D) -> (B, T, D)."""
-        kept = None if state is None else expect_state(state, self.memory, self.memory.brick)
-        if kept is None:
-            tail = x.new_zeros(len(x), *self.tail_size)
-            h = x.new_zeros(len(x), *self.h_size, dtype=wide(x))
-        else:
-            kept.admit(len(x), at, tail=self.tail_size, h=self.h_size)
-            tail, h = kept.tail.to(x.dtype), kept.h.to(wide(x))
-        line, out = Line.of(at), []
+        line = Line.of(at)
         x = line.pack(x)
-        for cut, piece in line.blocks(block_length(len(x), self.numbers, x.device)):
-            y, tail, h = self.block(x[:, cut], piece, tail, h)
+        if state is None:
+            tail, h = x.new_zeros(len(x), *self.tail_size), x.new_zeros(len(x), *self.h_size, dtype=wide(x))
+            if line.since is None and serves(type(self).kernel, x, self.kernel_types):
+                return line.unpack(self.block(x, line, tail, None)[0])
+            return line.unpack(self._through(x, line, tail, h)[0])
+        kept = expect_state(state, self.memory, self.memory.brick)
+        kept.admit(len(x), at, tail=self.tail_size, h=self.h_size)
+        y, kept.tail, kept.h = self._through(x, line, kept.tail.to(x.dtype), kept.h.to(wide(x)))
+        return line.unpack(y)
+
+    def _through(self, x: Tensor, line: Line, tail: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Block by block."""
+        out = []
+        for piece, run in line.blocks(x, block_length(len(x), self.numbers, x.device)):
+            y, tail, after = self.block(piece, run, tail, h)
+            assert after is not None
+            h = after
             out.append(y)
-        if kept is not None:
-            kept.tail, kept.h = tail, h
-        return line.unpack(out[0] if len(out) == 1 else torch.cat(out, 1))
+        return out[0] if len(out) == 1 else torch.cat(out, 1), tail, h
 
     @final
     def init_state(self, batch: int, max_len: int, *, device: torch.device, dtype: torch.dtype) -> State:
@@ -180,4 +192,4 @@ def convolve(
     if line.live is None:
         return F.silu(out), seen[:, tokens:].clone()  # a view would hold on to the whole block
     last = line.live.sum(1, keepdim=True) + torch.arange(before, device=x.device)  # (B, W-1)
-    return F.silu(out), seen.gather(1, last[..., None].expand(-1, -1, x.shape[2]))
+    return F.silu(out), seen.gather(1, last[..., None].expand(len(x), -1, x.shape[2]))

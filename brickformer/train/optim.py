@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -74,11 +74,15 @@ class Optimizers:
     def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
         self.optimizers = list(optimizers)
-        self.groups = [group for o in self.optimizers for group in o.param_groups]
         self.base = [float(group["lr"]) for group in self.groups]
         self.params: list[nn.Parameter] = [p for group in self.groups for p in group["params"]]
         if not self.params:
             raise SpecError("optimizer: no parameter of the model requires a gradient; there is nothing to train.")
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of all optimizers; torch makes new ones when it loads a state."""
+        return [group for o in self.optimizers for group in o.param_groups]
 
     @property
     def lr(self) -> float:

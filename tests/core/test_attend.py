@@ -101,7 +101,7 @@ VARIANTS: list[tuple[int, str, dict[str, Any]]] = [
 @pytest.mark.parametrize("case", CASES)
 def test_backends_equal_the_loop(case: str, backend: Backend) -> None:
     mask, q_at, k_at = CASES[case]
-    for groups, kind, options in VARIANTS:
+    for groups, kind, options in VARIANTS[1::4] if backend == "flex" else VARIANTS:  # each is traced anew: slow
         if backend == "sdpa" and "softcap" in options:
             continue  # refused: see below
         attend = Attend(mask, backend=backend, **options)
@@ -168,7 +168,9 @@ def test_gradients_of_sdpa_equal_those_of_the_formula(case: str) -> None:
 @pytest.mark.parametrize("backend", ["reference", "sdpa", FLEX])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 2e-2), (torch.bfloat16, 8e-2)])
 def test_lower_precision_stays_near(dtype: torch.dtype, tolerance: float, backend: Backend) -> None:
-    for case, (mask, q_at, k_at) in CASES.items():
+    few = ["window", "nothing to see"]
+    for case in few if backend == "flex" else CASES:
+        mask, q_at, k_at = CASES[case]
         for groups, kind in ((2, "none"), (4, "both")):
             q, k, v = _tensors(q_at, k_at, groups, dtype)
             bias = _bias(kind, q_at, k_at)

@@ -89,7 +89,7 @@ def minimax(low: float, high: float) -> tuple[np.ndarray, float]:
 
 @pytest.mark.parametrize("iterations", ITERATIONS)
 def test_coefficients_are_the_minimax_ones(iterations: int) -> None:
-    """Search the lower bound whose greedy minimax chain ends at 1 ± 0.3; its coefficients, with the margin, are the table."""
+    """Search the lower bound whose greedy minimax chain ends at 1 ± 0.3; with the margin, its coefficients are used."""
 
     def chain(low: float) -> tuple[list[np.ndarray], float]:
         steps, high, error = [], 1.0, 1.0

@@ -153,6 +153,7 @@ def test_restored_optimizers_go_on_with_the_same_bits(spec: OptimSpec) -> None:
     for t in range(3, 6):
         for m, o in ((model, optim), (other, again)):
             gradients(m, t)
+            o.set_factor(1 / t)
             o.step()
             o.zero_grad()
     for (name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):

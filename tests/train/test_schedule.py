@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -57,8 +58,8 @@ def test_up_to_one_at_the_end_of_the_warm_up_then_down_to_the_floor(
     factors = [make(warmup=warmup, floor=floor).factor(step, steps) for step in range(1, steps + 1)]
     up, down = factors[:warmup], factors[warmup - 1 :]
     assert up[-1] == 1.0
-    assert all(a < b for a, b in zip(up, up[1:], strict=False))
-    assert all(a >= b - 1e-12 for a, b in zip(down, down[1:], strict=False))
+    assert all(a < b for a, b in pairwise(up))
+    assert all(a >= b - 1e-12 for a, b in pairwise(down))
     assert all(f >= floor - 1e-12 for f in down)
     assert min(factors) > 0 or floor == 0
 

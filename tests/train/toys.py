@@ -25,7 +25,7 @@ class ToyBatch:
 
 
 def ragged(index: int, rows: int) -> ToyBatch:
-    """Rows number index·rows, ...: each drawn from its own number alone, 1 to 7 tokens, padded; next = 3·this + noise."""
+    """Rows number index·rows, ...: each drawn from its own number alone, 1 to 7 tokens, padded; target 3·id + noise."""
     made = []
     for row in range(index * rows, (index + 1) * rows):
         draw = torch.Generator().manual_seed(row)
@@ -43,7 +43,7 @@ def ragged(index: int, rows: int) -> ToyBatch:
 
 
 class Toy(nn.Module):
-    """Embedding, one residual branch of a FusedLinear and a Linear with dropout, norm, output: every kind of parameter."""
+    """Embedding, a residual branch of FusedLinear and Linear with dropout, norm, output: every kind of parameter."""
 
     def __init__(self, *, dim: int = 8, dropout: float = 0.0, tied: bool = False, seed: int = 0) -> None:
         super().__init__()

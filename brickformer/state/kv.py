@@ -1,16 +1,16 @@
-"""State: what a model remembers between calls. an argument, owned by the caller, changed in place by its mixer only.
+"""Caches of attention: keys and values of earlier tokens, so that each is computed once.
 
-A `StackState` holds one `LayerState` a layer and the only clock in the system, `length`: the number of slots written.
-Where a token is written and where it sits are told by the `Span` of the call, so padding, chunks, beams and rewinding
-need no second code path.
+    KV       every token, preallocated
+    RingKV   the last tokens only, for masks with a window
 
-Shapes: B batch, G key heads, S slots, K head width.
+`append` stores new tokens at the slots their `Span` names, and returns all keys, all values and where they are: padding
+and unused slots are keys without a position, so the mask alone decides what is seen.
+
+Shapes: B batch, G key heads, T new tokens, S slots, K head width.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
 from typing import Self, final
 
 import torch
@@ -18,35 +18,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from brickformer.errors import StateError
-from brickformer.mask import EMPTY, Span
-
-
-class State(ABC):
-    """Memory of one mixer."""
-
-    @abstractmethod
-    def select(self, rows: Int[Tensor, " R"]) -> None:
-        """Keep these rows of the batch, in this order (beams follow their parents; finished rows leave)."""
-
-    @abstractmethod
-    def clone(self) -> Self:
-        """An independent copy."""
-
-    @abstractmethod
-    def rewind(self, to: int) -> None:
-        """Forget every slot from `to` on. Errors: StateError where the brick cannot (a recurrent state)."""
-
-    @property
-    @abstractmethod
-    def nbytes(self) -> int:
-        """Bytes held."""
+from brickformer.mask import EMPTY, Mask, Span
+from brickformer.state.base import State
 
 
 class KV(State):
     """Keys and values of every token, preallocated for `max_len` tokens.
 
     k, v: (B, G, S, K). pos: (B, S) absolute positions; not written while `exact`, that is while slot i holds position i
-    in every row.
+    in every row. v_width: width of the values where it is not that of the keys.
     """
 
     def __init__(
@@ -56,12 +36,14 @@ class KV(State):
         max_len: int,
         width: int,
         *,
+        v_width: int | None = None,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         self.max_len = max_len
+        v_width = width if v_width is None else v_width
         self.k = torch.zeros(batch, heads, max_len, width, device=device, dtype=dtype)
-        self.v = torch.zeros(batch, heads, max_len, width, device=device, dtype=dtype)
+        self.v = torch.zeros(batch, heads, max_len, v_width, device=device, dtype=dtype)
         self.pos = torch.full((batch, max_len), EMPTY, device=device)
         self.exact = True
 
@@ -134,9 +116,17 @@ class RingKV(KV):
     """
 
     def __init__(
-        self, batch: int, heads: int, window: int, width: int, *, device: torch.device, dtype: torch.dtype
+        self,
+        batch: int,
+        heads: int,
+        window: int,
+        width: int,
+        *,
+        v_width: int | None = None,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
-        super().__init__(batch, heads, 2 * window, width, device=device, dtype=dtype)
+        super().__init__(batch, heads, 2 * window, width, v_width=v_width, device=device, dtype=dtype)
         self.window = window
         self.first = 0  # the slot kept at index 0 of the buffer
 
@@ -197,129 +187,22 @@ class RingKV(KV):
 def _padding_first(k: Tensor, v: Tensor, pos: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The slots of each row with its padding first; the order of its tokens is kept."""
     order = (pos != EMPTY).int().argsort(dim=1, stable=True)  # (B, S)
-    slots = order[:, None, :, None].expand_as(k)
-    return k.gather(2, slots), v.gather(2, slots), pos.gather(1, order)
+    slots = order[:, None, :, None]
+    return k.gather(2, slots.expand_as(k)), v.gather(2, slots.expand_as(v)), pos.gather(1, order)
 
 
-@final
-class CrossKV(State):
-    """Keys and values of the encoder's memory, projected once: at the first call that brings the memory.
-
-    k, v: (B, G, S, K); at: where the memory's tokens are.
-    """
-
-    def __init__(self) -> None:
-        self.k: Tensor | None = None
-        self.v: Tensor | None = None
-        self.at: Span | None = None
-
-    def put(self, k: Float[Tensor, "B G S K"], v: Float[Tensor, "B G S K"], at: Span) -> None:
-        """Keep the projected memory."""
-        self.k, self.v, self.at = k, v, at
-
-    def get(self, batch: int) -> tuple[Tensor, Tensor, Span] | None:
-        """What is kept, or None before the first call. Errors: StateError when the batch is another."""
-        if self.k is None or self.v is None or self.at is None:
-            return None
-        if len(self.k) != batch:
-            raise StateError(
-                f"CrossKV holds the memory of {len(self.k)} rows; asked for {batch}. Select its rows first."
-            )
-        return self.k, self.v, self.at
-
-    def select(self, rows: Int[Tensor, " R"]) -> None:
-        """Keep these rows."""
-        if self.k is not None and self.v is not None and self.at is not None:
-            self.k, self.v, self.at = self.k[rows], self.v[rows], self.at.select(rows)
-
-    def clone(self) -> CrossKV:
-        """A copy that shares the memory's keys and values: nothing ever writes into them."""
-        other = CrossKV()
-        other.k, other.v, other.at = self.k, self.v, self.at
-        return other
-
-    def rewind(self, to: int) -> None:
-        """Nothing to do: the memory does not grow."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of keys and values."""
-        return 0 if self.k is None or self.v is None else self.k.nbytes + self.v.nbytes
-
-
-@dataclass
-class LayerState:
-    """Memory of one layer: its mixer's, and its cross-attention's when it has one."""
-
-    mixer: State
-    cross: CrossKV | None = None
-
-    def parts(self) -> list[State]:
-        """The states inside."""
-        return [self.mixer] if self.cross is None else [self.mixer, self.cross]
-
-
-@dataclass
-class StackState:
-    """Memory of a stack. length: slots written so far, the only clock. padding: (B, 1) padding met so far, per row."""
-
-    layers: list[LayerState]
-    length: int = 0
-    padding: Int[Tensor, "B 1"] | None = None
-
-    def next(self, tokens: int) -> Span:
-        """Where the next tokens sit: after everything written, each row going on from its own last position."""
-        if self.padding is None:
-            return Span(self.length, tokens)
-        slots = torch.arange(self.length, self.length + tokens, device=self.padding.device)
-        return Span(self.length, tokens, slots - self.padding)
-
-    def check_next(self, at: Span) -> None:
-        """Errors: StateError when the tokens at `at` do not follow on: a hole or an overwrite would go unnoticed."""
-        if at.start != self.length:
-            raise StateError(
-                f"The state has {self.length} slots written; the call starts at slot {at.start}. "
-                f"Use at=state.next(n), or state.rewind({at.start}) first."
-            )
-        if at.pos is None and self.padding is not None:
-            raise StateError(
-                "The state holds padded rows; the call claims there is no padding. Use at=state.next(n), which goes on "
-                "from each row's own last position."
-            )
-
-    def advance(self, at: Span) -> None:
-        """Note that the tokens at `at` have been written."""
-        self.length = at.end
-        if at.pos is not None:
-            newest = at.pos.masked_fill(at.pos == EMPTY, -1).amax(1, keepdim=True)
-            before = self.padding if self.padding is not None else torch.zeros_like(newest)
-            self.padding = torch.where(newest < 0, before + at.length, at.end - 1 - newest)
-
-    def select(self, rows: Int[Tensor, " R"]) -> None:
-        """Keep these rows of the batch, in this order, in every layer."""
-        for part in self._parts():
-            part.select(rows)
-        self.padding = None if self.padding is None else self.padding[rows]
-
-    def clone(self) -> StackState:
-        """An independent copy."""
-        layers = [LayerState(s.mixer.clone(), None if s.cross is None else s.cross.clone()) for s in self.layers]
-        return replace(self, layers=layers)
-
-    def rewind(self, to: int) -> None:
-        """Forget every slot from `to` on (speculation that was refused). Padding must not lie behind `to`."""
-        if not 0 <= to <= self.length:
-            raise StateError(f"rewind({to}): the state has {self.length} slots; give a slot from 0 to {self.length}.")
-        for part in self._parts():
-            part.rewind(to)
-        self.length = to
-        if to == 0:
-            self.padding = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held by all layers."""
-        return sum(part.nbytes for part in self._parts())
-
-    def _parts(self) -> list[State]:
-        return [part for layer in self.layers for part in layer.parts()]
+def kv_for(
+    mask: Mask,
+    batch: int,
+    heads: int,
+    max_len: int,
+    width: int,
+    *,
+    v_width: int | None = None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> KV:
+    """The smallest cache that serves the mask: a ring of the last tokens where it has a window, else every token."""
+    if mask.window is not None and 2 * mask.window < max_len:
+        return RingKV(batch, heads, mask.window, width, v_width=v_width, device=device, dtype=dtype)
+    return KV(batch, heads, max_len, width, v_width=v_width, device=device, dtype=dtype)

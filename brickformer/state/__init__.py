@@ -1,0 +1,7 @@
+"""State: what a model remembers between calls: an argument, owned by the caller, changed in place by its mixer only."""
+
+from brickformer.state.base import State
+from brickformer.state.kv import KV, RingKV, kv_for
+from brickformer.state.stack import CrossKV, LayerState, StackState
+
+__all__ = ["KV", "CrossKV", "LayerState", "RingKV", "StackState", "State", "kv_for"]
