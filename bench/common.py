@@ -1,4 +1,4 @@
-"""What every benchmark needs: the machine in a line, tables in Markdown, runs that take turns so that noise hits all alike.
+"""What every benchmark needs: the machine in a line, tables in Markdown, turns taken so that noise hits all alike.
 
 A benchmark measures ours and the peers in one run and states ratios: absolute times move from machine to machine.
 Peers are optional: what is not installed, or has no script, is said in the table and not hidden.
@@ -62,7 +62,7 @@ def keep(name: str, title: str, parts: Sequence[str], *packages: str) -> None:
 
 
 def take_turns(jobs: Mapping[str, Callable[[], object]], rounds: int, *, warm: int = 1) -> dict[str, list[float]]:
-    """Seconds of each call, `rounds` of them, the jobs taking turns; `warm` calls of each come first and don't count."""
+    """Seconds of each call, `rounds` of them, the jobs taking turns; `warm` calls of each come first, uncounted."""
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for turn in range(-warm, rounds):
         for name, job in jobs.items():

@@ -60,7 +60,15 @@ def main() -> None:
         runs.append(ours(seed))
         print(seed, runs[-1], flush=True)
     rows = [
-        (s, r["steps"], r["first95"], r["first100"], f"{r['loss']:.4f}", f"{100 * r['exact']:.1f} %", f"{r['seconds']:.0f}")
+        (
+            s,
+            r["steps"],
+            r["first95"],
+            r["first100"],
+            f"{r['loss']:.4f}",
+            f"{100 * r['exact']:.1f} %",
+            f"{r['seconds']:.0f}",
+        )
         for s, r in enumerate(runs)
     ]
     whole = sum(r["exact"] == 1.0 for r in runs)
@@ -75,21 +83,33 @@ def main() -> None:
             f"{median(r['seconds'] for r in runs):.0f}",
         )
     )
-    header = ("seed", "steps", "first ≥ 95 % at step", "first 100 % at step", "last loss", "exact match at the end", "seconds")
+    header = (
+        "seed",
+        "steps",
+        "first ≥ 95 % at step",
+        "first 100 % at step",
+        "last loss",
+        "exact match at the end",
+        "seconds",
+    )
     found = []
     for name, title in PEER_NAMES.items():
         for seed in range(args.peer_seeds):
             line = peer(name, seed)
             print(line or f"{name}: no result", flush=True)
             m = re.search(r"loss ([\d.]+) val exact ([\d.]+) first>=95% at step (\w+)\s+([\d.]+)s", line)
-            found.append((title, seed, m[3], m[1], f"{100 * float(m[2]):.1f} %", m[4]) if m else (title, seed, *["not run"] * 4))
-    peers = table(("peer", "seed", "first ≥ 95 % at step", "last loss", "exact match at step 500", "seconds of training"), found)
+            found.append(
+                (title, seed, m[3], m[1], f"{100 * float(m[2]):.1f} %", m[4]) if m else (title, seed, *["not run"] * 4)
+            )
+    peers = table(
+        ("peer", "seed", "first ≥ 95 % at step", "last loss", "exact match at step 500", "seconds of training"), found
+    )
     keep(
         "reverse",
         "Digit reversal: 1000 training sequences of 3 to 6 digits, 500 others to answer",
         [
-            "Exact match of the whole greedy answer, end included, every 10 steps (peers: every 50). Seconds are of the "
-            "whole command, start of Python and every validation included.",
+            "Exact match of the whole greedy answer, end included, every 10 steps (peers: every 50). Seconds are of "
+            "the whole command, start of Python and every validation included.",
             table(header, rows),
             "The same task, 500 steps of 64 sequences, by the peers:",
             peers,

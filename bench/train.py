@@ -2,7 +2,7 @@
 
     NANOGPT=path/to/nanoGPT/model.py python bench/train.py [--rounds 30]
 
-Two shapes: small (nanoGPT's CPU recipe: 4 layers, 4 heads, width 128, context 64, batch 12) and base (6, 6, 384, 256, 8).
+Two shapes: small (nanoGPT's CPU recipe: 4 layers, 4 heads, width 128, context 64, batch 12), base (6, 6, 384, 256, 8).
 All take turns, step by step, in one process, with the same fused AdamW; eager and compiled are told apart.
 """
 

@@ -199,7 +199,7 @@ def _read_spec(expected: type[Spec], data: Any, path: str) -> Spec:
     kind = data.get("kind", expected.kind or None)
     if kind is None:
         raise SpecError(f"{path}.kind: missing; expected one of: {', '.join(known)}.")
-    if kind not in known:
+    if not isinstance(kind, str) or kind not in known:
         raise SpecError(f"{path}.kind: got {kind!r}, expected {_slot(expected)}; {nearest(str(kind), known)}")
     cls = known[kind]
     fields = fields_of(cls)
@@ -242,7 +242,7 @@ def _read_union(args: tuple[Any, ...], data: Any, path: str) -> Any:
             failures.append(e)
     for option in specs:
         named = data.get("kind") if isinstance(data, Mapping) else data
-        if len(specs) == 1 or isinstance(data, option) or named in kinds_of(option):
+        if len(specs) == 1 or isinstance(data, option) or (isinstance(named, str) and named in kinds_of(option)):
             return read(option, data, path)
     if len(options) == 1 and failures:
         raise failures[0]
@@ -296,7 +296,7 @@ def plain(value: Any) -> Any:
 def _shown(value: Any) -> str:
     if not isinstance(value, tuple) or len(value) < 2:
         return repr(value)
-    period = next(p for p in range(1, len(value) + 1) if value == (value[:p] * (len(value) // p + 1))[: len(value)])
+    period = next(p for p in range(1, len(value) + 1) if value == value[:p] * (len(value) // p))
     if period == len(value):
         return repr(value)
     return f"pattern([{', '.join(map(repr, value[:period]))}], depth={len(value)})"

@@ -5,8 +5,8 @@
     q_h = [q W_uq_h ; rope(q W_qr_h)]       q = x, or norm(x W_qdown) when queries are compressed too
     out = Attend(q, k, v) W_o               scale = 1/√(N + P)
 
-At one new token the unpacking moves to the other side, q·(c W_uk_h) = (q W_uk_hᵀ)·c: all heads look at the cache itself,
-one key head of width R + P, and nothing is unpacked for old tokens. The two forms are equal; a test says so.
+At one new token the unpacking moves to the other side, q·(c W_uk_h) = (q W_uk_hᵀ)·c: all heads look at the cache
+itself, one key head of width R + P, and nothing is unpacked for old tokens. The two forms are equal; a test says so.
 
 Shapes: B batch, T tokens, S keys, H heads, R rank, N head width without position, P rotary width, V value width.
 """

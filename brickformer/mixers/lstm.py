@@ -124,12 +124,12 @@ def _read(
 def _walk(lstm: nn.LSTM, x: Tensor, line: Line, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The formula, token by token: padding is passed over, a document begins with zeros."""
     w_x, w_h, b_x, b_h = lstm.all_weights[0]
-    gates, out = F.linear(x, w_x, b_x + b_h), []  # (B, T, 4H)
-    for t in range(x.shape[1]):
+    out = []
+    for t, gates in enumerate(F.linear(x, w_x, b_x + b_h).unbind(1)):  # (B, 4H)
         if line.since is not None:
             begins = line.since[:, t, None] == 0
             h, c = h.masked_fill(begins, 0.0), c.masked_fill(begins, 0.0)
-        i, f, g, o = (gates[:, t] + F.linear(h, w_h)).chunk(4, -1)
+        i, f, g, o = (gates + F.linear(h, w_h)).chunk(4, -1)
         new_c = f.sigmoid() * c + i.sigmoid() * g.tanh()
         new_h = o.sigmoid() * new_c.tanh()
         if line.live is not None:

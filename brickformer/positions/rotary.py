@@ -39,7 +39,7 @@ class RopeScaling(Spec):
     __slots__ = ()
 
     @abstractmethod
-    def rates(self, width: int, theta: float, dtype: torch.dtype) -> Float[Tensor, " W/2"]:
+    def rates(self, width: int, theta: float, dtype: torch.dtype) -> Float[Tensor, " R"]:
         """The W/2 rates of a head part of `width`, radians a token, computed in `dtype`."""
 
     def sharpen(self) -> float:
@@ -84,7 +84,7 @@ class Rope(PositionSpec):
         )
 
 
-def plain_rates(width: int, theta: float, dtype: torch.dtype) -> Float[Tensor, " W/2"]:
+def plain_rates(width: int, theta: float, dtype: torch.dtype) -> Float[Tensor, " R"]:
     """θ^(-2i/W), in the order of operations that Llama checkpoints were trained with."""
     return 1.0 / theta ** (torch.arange(0, width, 2, dtype=dtype) / width)
 
@@ -158,7 +158,7 @@ class Linear(RopeScaling):
         """A factor of at least 1."""
         _check_factor(self, self.factor)
 
-    def rates(self, width: int, theta: float, dtype: torch.dtype) -> Float[Tensor, " W/2"]:
+    def rates(self, width: int, theta: float, dtype: torch.dtype) -> Float[Tensor, " R"]:
         """r / factor."""
         return plain_rates(width, theta, dtype) / self.factor
 
@@ -173,7 +173,7 @@ class Ntk(RopeScaling):
         """A factor of at least 1."""
         _check_factor(self, self.factor)
 
-    def rates(self, width: int, theta: float, dtype: torch.dtype) -> Float[Tensor, " W/2"]:
+    def rates(self, width: int, theta: float, dtype: torch.dtype) -> Float[Tensor, " R"]:
         """Rates of the base θ · factor^(W/(W-2)); a single pair has one rate, 1."""
         base = theta if width == 2 else theta * self.factor ** (width / (width - 2))
         return plain_rates(width, base, dtype)
@@ -201,7 +201,7 @@ class Yarn(RopeScaling):
         if not self.fast > self.slow > 0.0:
             raise self.refuse("fast", f"more than slow={self.slow:g}, and slow above 0")
 
-    def rates(self, width: int, theta: float, dtype: torch.dtype) -> Float[Tensor, " W/2"]:
+    def rates(self, width: int, theta: float, dtype: torch.dtype) -> Float[Tensor, " R"]:
         """A ramp between r and r / factor."""
 
         def index(turns: float) -> float:  # the i whose rate makes so many turns in the trained length
@@ -236,7 +236,7 @@ class Llama3(RopeScaling):
         if not self.high > self.low > 0.0:
             raise self.refuse("high", f"more than low={self.low:g}, and low above 0")
 
-    def rates(self, width: int, theta: float, dtype: torch.dtype) -> Float[Tensor, " W/2"]:
+    def rates(self, width: int, theta: float, dtype: torch.dtype) -> Float[Tensor, " R"]:
         """A ramp between r and r / factor."""
         rate = plain_rates(width, theta, dtype)
         turns = self.original * rate / (2.0 * math.pi)

@@ -1,8 +1,9 @@
 """The table of bricks under contract. A new brick joins by adding one entry to its slot.
 
-A `Cell` picks one entry of every slot and builds a tiny model of them. `star` varies one slot at a time under every
-placement and family; `pairs` makes a short list of cells in which every two entries that can meet do meet. What cannot
-meet is listed in `refusal` with its reason, never left out in silence.
+A slot has bricks, and entries of the same brick are its options. A `Cell` picks one entry of every slot and builds a tiny
+model of them. `star` puts every brick into every family under every placement; `pairs` makes a short list of cells in
+which every entry meets every brick of every other slot. What cannot meet is listed in `refusal` with its reason, never
+left out in silence.
 """
 
 from __future__ import annotations
@@ -11,23 +12,45 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import combinations, product
+from itertools import permutations, product
+from typing import Any
 
 import torch
 from torch import nn
 
 from brickformer.embed import Embed, Head
 from brickformer.feedforward import GLU, MLP, FeedForwardSpec
-from brickformer.layers import Layer, pattern
+from brickformer.layers import Layer
 from brickformer.mask import Mask
 from brickformer.mixers.attention import Attention
 from brickformer.mixers.base import MixerSpec
 from brickformer.mixers.cross import Cross
+from brickformer.mixers.delta import GatedDelta
+from brickformer.mixers.differential import DifferentialAttention
+from brickformer.mixers.latent import LatentAttention
+from brickformer.mixers.lstm import LSTM
+from brickformer.mixers.mamba import Mamba
+from brickformer.mixers.mamba2 import Mamba2
 from brickformer.models import AnyModel, Decoder, Encoder, EncoderDecoder
-from brickformer.norms import LayerNorm, NormSpec, RMSNorm
-from brickformer.positions import AbsolutePositionSpec, Alibi, Learned, PositionSpec, Rope, Sinusoid, T5Bias
+from brickformer.moe import MoE, Router
+from brickformer.norms import DynamicTanh, LayerNorm, NormSpec, RMSNorm, ScaleNorm
+from brickformer.positions import (
+    AbsolutePositionSpec,
+    Alibi,
+    Learned,
+    Linear,
+    Llama3,
+    Ntk,
+    PositionSpec,
+    Randomized,
+    Rope,
+    Sinusoid,
+    T5Bias,
+    Yarn,
+)
+from brickformer.spec import Spec
 
-VOCAB, DIM, DEPTH, HEADS, WINDOW = 11, 16, 2, 4, 3
+VOCAB, DIM, HEADS, WINDOW = 11, 16, 4, 3
 
 
 @dataclass(frozen=True)
@@ -43,9 +66,25 @@ class Mix:
     two_way: bool = True
 
 
-def attention(causal: bool, position: PositionSpec | None, window: int | None = None, **options: object) -> MixerSpec:
+def attention(causal: bool, position: PositionSpec | None, window: int | None = None, **options: Any) -> MixerSpec:
     """Attention with some fields set."""
-    return Attention(HEADS, position=position, mask=Mask(causal, window), **options)  # type: ignore[arg-type]
+    return Attention(HEADS, position=position, mask=Mask(causal, window), **options)
+
+
+def differential(causal: bool, position: PositionSpec | None, window: int | None = None, **options: Any) -> MixerSpec:
+    """Differential attention with some fields set."""
+    return DifferentialAttention(2, position=position, mask=Mask(causal, window), **options)
+
+
+def latent(causal: bool, position: PositionSpec | None, window: int | None = None, **options: Any) -> MixerSpec:
+    """Latent attention with some fields set; it is never without a position, and has a rotary one by default."""
+    given = {} if position is None else {"position": position}
+    return LatentAttention(HEADS, rank=6, rope_dim=2, mask=Mask(causal, window), **given, **options)
+
+
+def recurrent(made: MixerSpec) -> Mix:
+    """A mixer that has no position and no mask, and reads one way."""
+    return Mix(lambda causal, position: made, takes_position=False, two_way=False)
 
 
 MIXERS: Mapping[str, Mix] = {
@@ -57,45 +96,78 @@ MIXERS: Mapping[str, Mix] = {
     "normed": Mix(partial(attention, qk_norm=RMSNorm())),
     "capped": Mix(partial(attention, softcap=1.5, scale=0.7)),
     "wide": Mix(partial(attention, head_dim=6, bias=True, out_bias=False)),
-    "written_out": Mix(partial(attention, kv_heads=2, backend="reference", bias=True)),
+    "written_out": Mix(partial(attention, kv_heads=2, backend="reference", bias=True, out_bias=True)),
+    "sinks": Mix(partial(attention, kv_heads=2, sinks=True)),
+    "sinks_window": Mix(partial(attention, window=WINDOW, sinks=True, backend="sdpa")),
+    "gated": Mix(partial(attention, gate=True)),
+    "differential": Mix(differential),
+    "differential_window": Mix(partial(differential, window=WINDOW, norm=LayerNorm(), lambda_init=0.3)),
+    "latent": Mix(latent),
+    "latent_full": Mix(partial(latent, q_rank=5, head_dim=6, v_dim=3, norm=LayerNorm(), scale=0.4)),
+    "latent_window": Mix(partial(latent, window=WINDOW, backend="reference")),
+    "lstm": Mix(lambda causal, position: LSTM(bidirectional=not causal), takes_position=False),
+    "lstm_one_way": recurrent(LSTM(hidden=12)),
+    "mamba": recurrent(Mamba(state=3)),
+    "mamba_full": recurrent(Mamba(state=2, inner=10, conv=2, rank=3, bias=True, conv_bias=False)),
+    "mamba2": recurrent(Mamba2(head_dim=8, state=4)),
+    "mamba2_full": recurrent(Mamba2(heads=4, head_dim=3, state=4, groups=2, conv=2, bias=True, conv_bias=False)),
+    "delta": recurrent(GatedDelta(heads=2)),
+    "delta_full": recurrent(GatedDelta(heads=2, value_heads=4, head_dim=3, value_dim=5, conv=2, bias=True)),
 }
 
 POSITIONS: Mapping[str, Callable[[], PositionSpec | None]] = {
     "none": lambda: None,
     "rope": Rope,
+    "rope_pairs": lambda: Rope(theta=100.0, layout="interleaved"),
+    "rope_part": lambda: Rope(width=2),
+    "rope_linear": lambda: Rope(scaling=Linear(factor=2.0)),
+    "rope_ntk": lambda: Rope(scaling=Ntk(factor=2.0)),
+    "rope_yarn": lambda: Rope(theta=20.0, scaling=Yarn(factor=4.0, original=8, fast=1.0, slow=0.2)),
+    "rope_yarn_blunt": lambda: Rope(theta=20.0, scaling=Yarn(factor=4.0, original=8, sharpening=1.0)),
+    "rope_llama3": lambda: Rope(theta=20.0, scaling=Llama3(factor=4.0, original=16)),
     "alibi": Alibi,
     "t5bias": lambda: T5Bias(buckets=8, max_distance=16),
 }
 
 ABSOLUTE: Mapping[str, Callable[[], AbsolutePositionSpec | None]] = {
     "none": lambda: None,
-    "sinusoid": lambda: Sinusoid(max_len=32),
-    "learned": lambda: Learned(max_len=32),
+    "sinusoid": lambda: Sinusoid(max_len=64),
+    "learned": lambda: Learned(max_len=64),
 }
 
 FEEDFORWARD: Mapping[str, Callable[[], FeedForwardSpec]] = {
-    "mlp_relu": lambda: MLP(24),
+    "mlp": lambda: MLP(24),
     "mlp_gelu": lambda: MLP(24, activation="gelu"),
     "mlp_gelu_tanh": lambda: MLP(24, activation="gelu_tanh", bias=False),
     "mlp_relu2": lambda: MLP(24, activation="relu2"),
-    "swiglu": lambda: GLU(24),
-    "geglu": lambda: GLU(24, activation="gelu", bias=True),
-    "reglu": lambda: GLU(24, activation="relu"),
+    "mlp_silu": lambda: MLP(24, activation="silu"),
+    "glu": lambda: GLU(24),
+    "glu_gelu": lambda: GLU(24, activation="gelu", bias=True),
+    "glu_gelu_tanh": lambda: GLU(24, activation="gelu_tanh"),
+    "glu_relu": lambda: GLU(24, activation="relu"),
+    "glu_relu2": lambda: GLU(24, activation="relu2"),
+    "moe": lambda: MoE(3, GLU(8)),
+    "moe_shared": lambda: MoE(4, MLP(8), Router(3, score="sigmoid", normalize=False, scale=1.5), shared=GLU(8)),
+    "moe_even": lambda: MoE(3, MLP(8), Router(balance=0.0, z=0.0, bias_rate=0.01)),
 }
 
 NORMS: Mapping[str, Callable[[], NormSpec]] = {
     "layernorm": LayerNorm,
     "layernorm_no_bias": lambda: LayerNorm(bias=False),
     "rmsnorm": RMSNorm,
+    "scalenorm": ScaleNorm,
+    "dynamictanh": DynamicTanh,
 }
 
-PLACES = ("pre", "post", "peri", "branch")
+PLACES = ("pre", "post", "peri", "branch", "deep")
 ARRANGE = ("serial", "parallel")
+LAYERSCALE: Mapping[str, float | None] = {"unscaled": None, "layerscale": 0.5}
 
 EMBEDS: Mapping[str, Callable[..., Embed]] = {
     "plain": Embed,
     "scaled": partial(Embed, scaled=True),
     "normed": partial(Embed, norm=LayerNorm()),
+    "randomized": partial(Embed, randomized=Randomized(range=64, stride=2)),
 }
 
 HEADS_OUT: Mapping[str, Callable[[], Head]] = {
@@ -105,7 +177,7 @@ HEADS_OUT: Mapping[str, Callable[[], Head]] = {
     "capped": lambda: Head(softcap=3.0),
 }
 
-STACKS = ("alike", "mixed")  # mixed: every other layer is plain windowed attention with another norm and placement
+STACKS = ("alike", "mixed", "looped")  # mixed: every other layer is windowed attention; looped: twice round one layer
 
 CROSS: Mapping[str, Callable[[], Cross | None]] = {
     "none": lambda: None,
@@ -126,6 +198,7 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "norm": tuple(NORMS),
     "place": PLACES,
     "arrange": ARRANGE,
+    "layerscale": tuple(LAYERSCALE),
     "embed": tuple(EMBEDS),
     "head": tuple(HEADS_OUT),
     "stack": STACKS,
@@ -141,10 +214,11 @@ class Cell:
     mixer: str = "mha"
     position: str = "rope"
     absolute: str = "none"
-    ffn: str = "swiglu"
+    ffn: str = "glu"
     norm: str = "rmsnorm"
     place: str = "pre"
     arrange: str = "serial"
+    layerscale: str = "unscaled"
     embed: str = "plain"
     head: str = "tied"
     stack: str = "alike"
@@ -169,25 +243,26 @@ class Cell:
             norm=NORMS[self.norm](),
             place=self.place,  # type: ignore[arg-type]
             arrange=self.arrange,  # type: ignore[arg-type]
+            layerscale=LAYERSCALE[self.layerscale],
             dropout=dropout,
         )
         other = Layer(attention(causal, Rope(), WINDOW, kv_heads=2), MLP(24), cross=cross, norm=LayerNorm())
-        return pattern([layer, other] if self.stack == "mixed" else [layer], DEPTH)
+        return {"alike": (layer, layer), "mixed": (layer, other), "looped": (layer,)}[self.stack]
 
     def spec(self, dropout: float = 0.0) -> Decoder | Encoder | EncoderDecoder:
         """The spec of the model. Errors: SpecError where the bricks refuse each other."""
         embed = EMBEDS[self.embed](position=ABSOLUTE[self.absolute](), dropout=dropout)
         head = HEADS_OUT[self.head]()
         one_way = not MIXERS[self.mixer].two_way
-        cross = CROSS[self.cross]()
+        cross, loops = CROSS[self.cross](), 2 if self.stack == "looped" else 1
         match self.family:
             case "decoder":
-                return Decoder(VOCAB, DIM, self.layers(True, cross, dropout), embed, head)
+                return Decoder(VOCAB, DIM, self.layers(True, cross, dropout), embed, head, loops)
             case "encoder":
-                return Encoder(VOCAB, DIM, self.layers(False, cross, dropout), embed, head, one_way=one_way)
+                return Encoder(VOCAB, DIM, self.layers(False, cross, dropout), embed, head, loops, one_way=one_way)
             case "encoder_decoder":
-                source = Encoder(VOCAB, DIM, self.layers(False, None, dropout), embed, one_way=one_way)
-                target = Decoder(VOCAB, DIM, self.layers(True, cross, dropout), embed, head)
+                source = Encoder(VOCAB, DIM, self.layers(False, None, dropout), embed, None, loops, one_way=one_way)
+                target = Decoder(VOCAB, DIM, self.layers(True, cross, dropout), embed, head, loops)
                 return EncoderDecoder(source, target, shared=self.head == "tied")
             case other:
                 raise AssertionError(other)
@@ -236,9 +311,27 @@ def refusal(chosen: Mapping[str, str]) -> tuple[str, str] | None:
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
 
+def kind(slot: str, entry: str) -> str:
+    """Which brick an entry is; entries of the same brick are its options."""
+    made: dict[str, Callable[[], Spec | None]] = {
+        "mixer": lambda: MIXERS[entry].make(True, None),
+        "position": lambda: POSITIONS[entry](),
+        "absolute": lambda: ABSOLUTE[entry](),
+        "ffn": lambda: FEEDFORWARD[entry](),
+        "norm": lambda: NORMS[entry](),
+    }
+    brick = made[slot]() if slot in made else None
+    return entry if brick is None else brick.kind
+
+
+KIND = {(slot, entry): kind(slot, entry) for slot, entries in SLOTS.items() for entry in entries}
+BRICKS = ("mixer", "position", "absolute", "ffn", "norm", "place")
+
+
 def star(slot: str) -> Iterator[Cell]:
-    """Every entry of one slot under every placement in every family, the other slots at their base."""
-    for entry, place, family in product(SLOTS[slot], PLACES, FAMILIES):
+    """Each brick of one slot (its first entry) in every family under every placement, the other slots at their base."""
+    bricks = {KIND[slot, entry]: entry for entry in reversed(SLOTS[slot])}
+    for entry, place, family in product(reversed(bricks.values()), PLACES, FAMILIES):
         base = Cell(family=family, place=place, cross="mha" if family == "encoder_decoder" else "none")
         cell = replace(base, **{slot: entry})
         if not MIXERS[cell.mixer].takes_position:
@@ -248,44 +341,51 @@ def star(slot: str) -> Iterator[Cell]:
 
 
 def stars() -> list[Cell]:
-    """The stars of all slots, each cell once."""
-    return list(dict.fromkeys(cell for slot in SLOTS for cell in star(slot)))
+    """The stars of all slots that hold bricks, each cell once."""
+    return list(dict.fromkeys(cell for slot in BRICKS for cell in star(slot)))
 
 
-Pair = frozenset[tuple[str, str]]
+Meeting = tuple[str, str, str, str]  # an entry of one slot, and a brick of another: (slot, entry, other slot, kind)
 
 
-def all_pairs() -> list[Pair]:
-    """Every two entries of two slots."""
+def all_meetings() -> list[Meeting]:
+    """Every entry with every brick of every other slot."""
     return [
-        frozenset([(a, x), (b, y)]) for a, b in combinations(SLOTS, 2) for x, y in product(SLOTS[a], SLOTS[b])
+        (a, x, b, y)
+        for a, b in permutations(SLOTS, 2)
+        for x in SLOTS[a]
+        for y in dict.fromkeys(KIND[b, entry] for entry in SLOTS[b])
     ]
 
 
-def can_meet(pair: Pair) -> bool:
-    """Whether some cell holds both: the entries may need a third one to meet (cross-attention needs its family)."""
-    return _complete(dict(pair), random.Random(0), set()) is not None
+def meetings(chosen: Mapping[str, str]) -> set[Meeting]:
+    """Who meets whom among the entries chosen so far."""
+    return {(a, x, b, KIND[b, y]) for (a, x), (b, y) in permutations(chosen.items(), 2)}
+
+
+def why_not(meeting: Meeting) -> tuple[str, str] | None:
+    """The reason why an entry and a brick cannot meet; None if some option of the brick can."""
+    a, x, b, y = meeting
+    reasons = [refusal({a: x, b: entry}) for entry in SLOTS[b] if KIND[b, entry] == y]
+    return None if None in reasons else reasons[0]
 
 
 def pairs(seed: int = 0) -> list[Cell]:
-    """A short list of cells in which every two entries that can meet do meet (greedy, always the same list)."""
+    """A short list of cells in which every entry meets every brick that it can meet (greedy, always the same list)."""
     rng = random.Random(seed)
-    missing = {pair for pair in all_pairs() if refusal(dict(pair)) is None and can_meet(pair)}
+    missing = {m for m in all_meetings() if why_not(m) is None}
     cells = []
     while missing:
-        start = min(missing, key=sorted)
-        tries = [_complete(dict(start), rng, missing) for _ in range(8)]
-        best = max((t for t in tries if t is not None), key=lambda t: len(missing & _pairs_of(t)))
+        a, x, b, y = min(missing)
+        starts = [{a: x, b: entry} for entry in SLOTS[b] if KIND[b, entry] == y]
+        tries = [_complete(start, rng, missing) for start in starts for _ in range(4)]
+        best = max((t for t in tries if t is not None), key=lambda t: len(missing & meetings(t)))
         cells.append(Cell(**best))
-        missing -= _pairs_of(best)
+        missing -= meetings(best)
     return cells
 
 
-def _pairs_of(chosen: Mapping[str, str]) -> set[Pair]:
-    return {frozenset(two) for two in combinations(chosen.items(), 2)}
-
-
-def _complete(chosen: dict[str, str], rng: random.Random, missing: set[Pair]) -> dict[str, str] | None:
+def _complete(chosen: dict[str, str], rng: random.Random, missing: set[Meeting]) -> dict[str, str] | None:
     """Choose the other slots one by one, each time the entry that meets most of what is missing; None if stuck."""
     if refusal(chosen) is not None:
         return None
@@ -295,7 +395,7 @@ def _complete(chosen: dict[str, str], rng: random.Random, missing: set[Pair]) ->
     slot = rng.choice(slots)
     entries = list(SLOTS[slot])
     rng.shuffle(entries)
-    entries.sort(key=lambda e: -sum(frozenset([(slot, e), pair]) in missing for pair in chosen.items()))
+    entries.sort(key=lambda e: -len(missing & meetings({**chosen, slot: e})))
     for entry in entries:
         done = _complete({**chosen, slot: entry}, rng, missing)
         if done is not None:

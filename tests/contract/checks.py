@@ -29,6 +29,7 @@ from brickformer.linear import FusedLinear
 from brickformer.mask import Span
 from brickformer.mixers.cross import Memory
 from brickformer.models import AnyModel, DecoderModel, EncoderDecoderModel, EncoderModel
+from brickformer.positions import RandomPlaces
 from brickformer.state import KV, StackState
 
 ROWS, TOKENS, SOURCE = 2, 10, 7
@@ -79,20 +80,25 @@ def say(
         case EncoderDecoderModel():
             return model.decode(ids, memory, at, state)
         case EncoderModel():
-            h = model(ids) if at is None else model.stack(model.embed(ids, at), at)
+            if at is None:
+                h = model(ids)
+            else:
+                at = model.embed.place(at)
+                h = model.stack(model.embed(ids, at), at)
             return h if model.head is None else model.logits(h)
 
 
 def say_vectors(model: AnyModel, x: Tensor, memory: Memory | None = None, at: Span | None = None) -> Tensor:
     """The same for tokens that are embedded already, (B, T, D)."""
     side = side_of(model)
-    h = side.stack(x, at or Span(0, x.shape[1]), None, memory)
+    h = side.stack(x, side.embed.place(at or Span(0, x.shape[1])), None, memory)
     return h if side.head is None else side.head(h)
 
 
 def vectors(model: AnyModel, ids: Tensor, at: Span | None = None) -> Tensor:
     """Embedded tokens, cut from the graph."""
-    return side_of(model).embed(ids, at or Span(0, ids.shape[1])).detach()
+    embed = side_of(model).embed
+    return embed(ids, embed.place(at or Span(0, ids.shape[1]))).detach()
 
 
 def close(got: Tensor, expected: Tensor, what: str, tolerance: float = TOLERANCE) -> None:
@@ -108,9 +114,9 @@ def close(got: Tensor, expected: Tensor, what: str, tolerance: float = TOLERANCE
 
 def reach(model: AnyModel) -> tuple[float, float]:
     """How many tokens back and forward an output may depend on: windows add up over layers."""
-    layers = side_of(model).spec.layers
+    spec = side_of(model).spec
     back = forward = 0.0
-    for layer, mixer in zip(layers, stack_of(model).mixers(), strict=True):
+    for layer, mixer in list(zip(spec.layers, stack_of(model).mixers(), strict=True)) * spec.loops:
         mask = getattr(layer.mixer, "mask", None)
         step = math.inf if mask is None or mask.window is None else mask.window - 1
         back += step
@@ -191,7 +197,7 @@ def reads_every_source_token(model: EncoderDecoderModel) -> None:
     src = draw(model, 1, SOURCE, seed=3).expand(2, -1)
     valid = torch.ones(2, SOURCE, dtype=torch.bool)
     valid[1, :2] = False
-    at = Span.of(src, valid=valid)
+    at = model.encoder.embed.place(Span.of(src, valid=valid))
     x = model.encoder.embed(src, at).detach().requires_grad_()
     memory = Memory(model.encoder.stack(x, at), at)
     out = model.decode(draw(model), memory)
@@ -400,7 +406,7 @@ def padding_changes_nothing(model: AnyModel) -> None:
 def encoder_takes_valid(model: EncoderModel) -> None:
     """`valid` says the same as a span made by hand, and says where the memory's tokens are."""
     ids, valid = padded(model)
-    at = Span.of(ids, valid=valid)
+    at = model.embed.place(Span.of(ids, valid=valid))
     by_hand = model.stack(model.embed(ids, at), at)
     close(model(ids, valid)[valid], by_hand[valid], "forward(ids, valid)")
     memory = model.encode(ids, valid)
@@ -454,7 +460,7 @@ def packed_documents_are_apart(model: AnyModel) -> None:
     src, src_doc = draw(model, tokens=8, seed=3), torch.tensor([[1, 1, 1, 0, 0, 0, 0, 0], [2, 2, 3, 3, 3, 1, 1, 1]])
     memory = None
     if isinstance(model, EncoderDecoderModel):
-        src_at = Span.of(src, doc=src_doc)
+        src_at = model.encoder.embed.place(Span.of(src, doc=src_doc))
         memory = Memory(model.encoder.stack(model.encoder.embed(src, src_at), src_at), src_at)
     packed = say(model, ids, Span.of(ids, doc=doc), memory=memory)
     for r, row in enumerate(DOCUMENTS):
@@ -486,12 +492,19 @@ def eval_is_deterministic(model: AnyModel) -> None:
 
 @torch.no_grad()
 def train_without_dropout_equals_eval(model: AnyModel) -> None:
-    """Where nothing is dropped, training mode computes what eval mode does."""
+    """Where nothing is drawn (nothing dropped, no random places), training mode computes what eval mode does."""
     assert all(m.p == 0.0 for m in model.modules() if isinstance(m, nn.Dropout)), "the model of this check drops nothing"
-    ids, memory = draw(model), memory_of(model)
-    expected = say(model, ids, memory=memory)
-    with training(model):
-        close(say(model, ids, memory=memory_of(model)), expected, "training mode")
+    ids = draw(model)
+    expected = say(model, ids, memory=memory_of(model))
+    trained = _copy(model).train()  # a copy: training may move statistics
+    for m in trained.modules():
+        if isinstance(m, RandomPlaces):
+            m.eval()
+    close(say(trained, ids, memory=memory_of(trained)), expected, "training mode")
+
+
+def _copy(model: AnyModel) -> AnyModel:
+    return copy.deepcopy(model, {id(m.spec): m.spec for m in model.modules() if isinstance(m, EVERY)})
 
 
 @contextmanager
@@ -546,7 +559,7 @@ def close_in_lower_precision(model: AnyModel) -> None:
     ids = draw(model)
     expected = say(model, ids, memory=memory_of(model))
     for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 0.15)):
-        low = copy.deepcopy(model, {id(model.spec): model.spec}).to(dtype)
+        low = _copy(model).to(dtype)
         got = say(low, ids, memory=memory_of(low))
         assert got.dtype is dtype, f"a model in {dtype} answers in {got.dtype}"
         off = ((got.double() - expected).norm() / expected.norm()).item()

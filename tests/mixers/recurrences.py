@@ -1,4 +1,4 @@
-"""The recurrent mixers once more, token by token, straight from the equations of their papers: what the bricks are held to.
+"""The recurrent mixers once more, token by token, straight from the equations of their papers.
 
 Nothing here is shared with the package: from a module only its parameters are taken. One row at a time, one token at a
 time, one channel group at a time; slow on purpose. x (T, D) is one row without padding, out (T, D).

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import brickformer.mixers.recurrent as recurrent
 from brickformer.errors import SpecError, StateError
-from brickformer.layers import Layer, pattern
 from brickformer.feedforward import GLU
+from brickformer.layers import Layer, pattern
 from brickformer.mask import EMPTY, Span
 from brickformer.mixers.attention import Attention
 from brickformer.mixers.base import Mixer, MixerSpec
@@ -139,7 +139,9 @@ def test_padding_is_not_there(spec: MixerSpec, blocks: bool, monkeypatch: pytest
     x = torch.where(valid[..., None], x, 1e3).requires_grad_()
     y = m(x, Span.of(x, valid=valid))
     assert bool(y.isfinite().all())
-    alone = torch.cat([m(row[real][None], Span(0, int(real.sum())))[0] for row, real in zip(x, valid) if real.any()])
+    alone = torch.cat(
+        [m(row[real][None], Span(0, int(real.sum())))[0] for row, real in zip(x, valid, strict=True) if real.any()]
+    )
     close(y[valid], alone, "values")
     inputs = [x, *m.parameters()]
     grads = gradients(y[valid], inputs)
