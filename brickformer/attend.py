@@ -7,7 +7,8 @@
 
 Attend has no parameters: checkpoints don't know it. It is a module so that hooks can watch it.
 
-Shapes: B batch, T query tokens, S key tokens, H heads, G key/value heads (H a multiple of G), K head width.
+Shapes: B batch, T query tokens, S key tokens, H heads, G key/value heads (H a multiple of G), K head width, V width of a
+value (K nearly everywhere).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Backend = Literal["auto", "reference", "sdpa", "flex"]
 def reference(
     q: Float[Tensor, "B H T K"],
     k: Float[Tensor, "B G S K"],
-    v: Float[Tensor, "B G S K"],
+    v: Float[Tensor, "B G S V"],
     allowed: Bool[Tensor, "#B 1 #T S"],
     *,
     bias: Float[Tensor, "#B #H T S"] | None = None,
@@ -37,7 +38,7 @@ def reference(
     softcap: float | None = None,
     sinks: Float[Tensor, " H"] | None = None,
     dropout: float = 0.0,
-) -> Float[Tensor, "B H T K"]:
+) -> Float[Tensor, "B H T V"]:
     """Attention as it is written in the paper: the teaching version, and what every fused kernel is tested against."""
     weights = attention_weights(q, k, allowed, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
     if dropout > 0.0:
@@ -103,12 +104,12 @@ class Attend(nn.Module):
         self,
         q: Float[Tensor, "B H T K"],
         k: Float[Tensor, "B G S K"],
-        v: Float[Tensor, "B G S K"],
+        v: Float[Tensor, "B G S V"],
         q_at: Span,
         k_at: Span,
         bias: Float[Tensor, "#B #H T S"] | None = None,
         sinks: Float[Tensor, " H"] | None = None,
-    ) -> Float[Tensor, "B H T K"]:
+    ) -> Float[Tensor, "B H T V"]:
         """(B, H, T, K) queries at `q_at` over (B, G, S, K) keys and values at `k_at`.
 
         bias: added to the scores. sinks: the score, a head, of a key that gives nothing.

@@ -6,18 +6,19 @@
     DynamicTanh tanh(α x) · g + b, α one number            arXiv 2503.10622: a norm's squashing without its statistics
 
 All over the last axis, each vector alone: over time or over the batch it would let tokens see each other.
-LayerNorm and RMSNorm are torch's own modules. Shapes: (..., D) -> (..., D).
+LayerNorm is torch's own module; RMSNorm is torch's with a quicker backward on a CPU. Shapes: (..., D) -> (..., D).
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from brickformer.spec import Spec, spec
 
@@ -51,8 +52,41 @@ class RMSNorm(NormSpec):
     eps: float = 1e-6
 
     def build(self, dim: int) -> nn.Module:
-        """torch's RMSNorm."""
-        return nn.RMSNorm(dim, eps=self.eps)
+        """The module."""
+        return RootMeanSquare(dim, eps=self.eps)
+
+
+@final
+class RootMeanSquare(nn.RMSNorm):
+    """torch's RMSNorm; where torch has no fused kernel for its training, on a CPU, with a backward of few passes."""
+
+    def forward(self, x: Float[Tensor, "*N D"]) -> Float[Tensor, "*N D"]:
+        """(..., D) -> (..., D)."""
+        exact = x.dtype in (torch.float32, torch.float64) and x.dtype is self.weight.dtype
+        if exact and x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return _RootMeanSquare.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
+        return super().forward(x)
+
+
+class _RootMeanSquare(torch.autograd.Function):
+    """y = n · g with n = x r, r = (mean x² + ε)^(-1/2);  ∂x = r (u - n · mean(u n)) with u = ∂y · g;  ∂g = Σ ∂y n."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+        """(..., D) -> (..., D)."""
+        r = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        n = x * r
+        ctx.save_for_backward(n, gain, r)
+        return n * gain
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Gradients of x and gain."""
+        n, gain, r = ctx.saved_tensors
+        dyn = dy * n
+        mean = (dyn @ gain).unsqueeze(-1).div_(-n.shape[-1])
+        return (dy * gain).addcmul_(n, mean).mul_(r), dyn.flatten(0, -2).sum(0), None
 
 
 @spec("scalenorm")

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from brickformer.errors import BrickError
 from brickformer.generate.choose import Constraints, widen
+from brickformer.generate.compile import CompileError
 from brickformer.generate.feed import Feed, Rows
 from brickformer.generate.result import Finish, Generation, Result, Stats
 from brickformer.generate.rows import Plan, Row, check_prompts, not_finite, nothing_allowed, open_rows
@@ -159,6 +160,8 @@ def beam_search(
                 run.start()
                 while run.searches:
                     run.step()
+            except CompileError:
+                raise
             except BrickError as e:
                 for search in run.searches:
                     search.row.end("error", e)
@@ -193,11 +196,13 @@ class _Beams:
     @torch.inference_mode()
     def step(self) -> None:
         """One more token for every beam."""
-        began, stats = time.perf_counter(), self.feed.stats
+        began, compiling, stats = time.perf_counter(), self.feed.compile_s, self.feed.stats
         stats.decode_tokens += len(self.searches)
         self._advance(self.feed.next(self.ids, lambda: self._rows(self.width), self.left))
+        compiling = self.feed.compile_s - compiling
         stats.steps += 1
-        stats.decode_s += time.perf_counter() - began
+        stats.compile_s += compiling
+        stats.decode_s += time.perf_counter() - began - compiling
 
     def _rows(self, width: int) -> tuple[Rows, Rows | None]:
         """What every beam has read so far, and its source."""

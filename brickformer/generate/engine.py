@@ -20,6 +20,7 @@ from torch import Tensor
 
 from brickformer.errors import BrickError
 from brickformer.generate.choose import Chooser, Constraints
+from brickformer.generate.compile import CompileError
 from brickformer.generate.feed import Feed, Rows
 from brickformer.generate.prefix import Prefix
 from brickformer.generate.result import Generation, Stats
@@ -118,17 +119,21 @@ class Decoding:
     @torch.inference_mode()
     def step(self) -> None:
         """One more token for every row."""
-        began = time.perf_counter()
+        began, compiling = time.perf_counter(), self.feed.compile_s
         writing = sum(not row.done for row in self.lanes)
         try:
             logits = self.feed.next(self.ids, self._rows, self.left)
+        except CompileError:
+            raise
         except BrickError as e:
             self._fail(e)
             return
         self._choose(logits)
         self.stats.steps += 1
         self.stats.decode_tokens += writing
-        self.stats.decode_s += time.perf_counter() - began
+        compiling = self.feed.compile_s - compiling
+        self.stats.compile_s += compiling
+        self.stats.decode_s += time.perf_counter() - began - compiling
         self._leave()
 
     def _rows(self) -> tuple[Rows, Rows | None]:

@@ -42,6 +42,11 @@ class Feed:
         """The next token has no slot: everything is read again."""
         return self.state is None or self.state.length >= self.capacity
 
+    @property
+    def compile_s(self) -> float:
+        """Seconds the writer has spent compiling so far."""
+        return 0.0 if self.writer.compiled is None else self.writer.compiled.seconds
+
     def begin(self, rows: Rows, sources: Rows | None, more: int) -> Float[Tensor, "B V"]:
         """Read whole rows; the logits after the last token of each."""
         decoder = self.writer.decoder
@@ -73,10 +78,9 @@ class Feed:
         self, ids: Int[Tensor, "B 1"], rows: Callable[[], tuple[Rows, Rows | None]], more: int
     ) -> Float[Tensor, "B V"]:
         """Logits after one more token a row. rows: everything read so far with these tokens, asked for when needed."""
-        if self.full:
+        if self.state is None or self.full:
             return self.begin(*rows(), more)
-        decoder = self.writer.decoder
-        return decoder.logits(decoder.hidden(ids, None, self.state))[:, -1]
+        return self.writer.step(ids, self.state)
 
     def select(self, rows: Int[Tensor, " R"]) -> None:
         """Keep these rows, in this order."""

@@ -2,7 +2,7 @@
 
 The one place where the two kinds of models differ. A prompt of a decoder is the beginning of the text; a prompt of an
 encoder-decoder is the source, and the target begins with `start`.
-Shapes: B rows, T tokens.
+Shapes: B rows, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from contextlib import contextmanager
 from typing import final
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from brickformer.embed import Embed
 from brickformer.errors import BrickError, DataError
+from brickformer.generate.compile import Backend, CompiledStep
 from brickformer.generate.result import Tokenizer
 from brickformer.mask import Span
 from brickformer.mixers.cross import Memory
 from brickformer.models import AnyModel, DecoderModel, EncoderDecoderModel, EncoderModel
+from brickformer.state import StackState
 
 Prompt = Sequence[int] | str
 """Ids, or text for the tokenizer."""
@@ -33,7 +36,7 @@ class Writer:
 
     tokenizer: reads texts given as prompts and writes the text of answers. source_tokenizer: reads the texts, where
     that is another one. start: the tokens an encoder-decoder's target begins with. max_len: the most tokens the decoder
-    is fed in a row, where that should be less than the model's own limit.
+    is fed in a row, where that should be less than the model's own limit. compiled: see compile.py.
     Errors: BrickError for a model that cannot write (an encoder), and for start tokens that do not fit it.
     """
 
@@ -45,6 +48,7 @@ class Writer:
         source_tokenizer: Tokenizer | None = None,
         start: Sequence[int] = (),
         max_len: int | None = None,
+        compiled: bool | Backend = False,
     ) -> None:
         self.model: WritingModel
         match model:
@@ -60,6 +64,7 @@ class Writer:
         self.vocab = self.decoder.spec.vocab
         self.limit = smallest(positions(self.decoder.spec.embed), max_len)
         self.start = list(start)
+        self.compiled = CompiledStep(self.decoder, "inductor" if compiled is True else compiled) if compiled else None
         self._check_start()
 
     @classmethod
@@ -118,6 +123,12 @@ class Writer:
                 f"{what}: {written + len(ids)} tokens, expected at most {limit} (the model's positions, or max_len). "
                 f"Shorten it."
             )
+
+    def step(self, ids: Int[Tensor, "B 1"], state: StackState) -> Float[Tensor, "B V"]:
+        """Logits after one more token a row."""
+        if self.compiled is not None:
+            return self.compiled(ids, state)
+        return self.decoder.logits(self.decoder.hidden(ids, None, state))[:, -1]
 
     def read(self, sources: Sequence[Sequence[int]]) -> Memory:
         """The memory of some sources, padded on the right."""

@@ -48,8 +48,8 @@ class KV(State):
         self.exact = True
 
     def append(
-        self, k: Float[Tensor, "B G T K"], v: Float[Tensor, "B G T K"], at: Span
-    ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S K"], Span]:
+        self, k: Float[Tensor, "B G T K"], v: Float[Tensor, "B G T V"], at: Span
+    ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S V"], Span]:
         """Store new tokens at their slots; return all keys, all values, and where they are."""
         self._admit(k, at)
         if at.end > self.max_len:
@@ -131,8 +131,8 @@ class RingKV(KV):
         self.first = 0  # the slot kept at index 0 of the buffer
 
     def append(
-        self, k: Float[Tensor, "B G T K"], v: Float[Tensor, "B G T K"], at: Span
-    ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S K"], Span]:
+        self, k: Float[Tensor, "B G T K"], v: Float[Tensor, "B G T V"], at: Span
+    ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S V"], Span]:
         """Store new tokens; return the kept and the new keys and values, and where they are."""
         self._admit(k, at)
         if at.start < self.first:

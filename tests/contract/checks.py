@@ -572,10 +572,10 @@ def close_in_lower_precision(model: AnyModel) -> None:
 def every_parameter_learns(model: AnyModel) -> None:
     """Every parameter, and every projection inside a fused one, gets a finite gradient that is not zero."""
     params = list(model.named_parameters())
-    ids = draw(model, 3)
+    ids = draw(model, 8, 16)  # enough tokens for every expert to be chosen
     match model:
         case EncoderDecoderModel():
-            out = model(draw(model, 3, SOURCE, seed=3), ids)
+            out = model(draw(model, 8, SOURCE, seed=3), ids)
         case _:
             out = say(model, ids)
     grads = torch.autograd.grad(_mixed(out), [p for _, p in params], allow_unused=True)

@@ -8,10 +8,11 @@ from contract.bricks import Cell
 from contract.checks import draw, eval_is_deterministic, memory_of, say, side_of, training
 
 from brickformer.attend import Attend
+from brickformer.mask import FULL, Span
 from brickformer.models import AnyModel
 
 DECODER, ENCODER = Cell(), Cell(family="encoder", place="peri")
-BOTH = Cell(family="encoder_decoder", cross="mha", ffn="mlp_relu")
+BOTH = Cell(family="encoder_decoder", cross="mha", ffn="mlp")
 PARALLEL = Cell(arrange="parallel")
 PLACES = [
     (DECODER, "embed.dropout"),
@@ -27,6 +28,8 @@ PLACES = [
     (BOTH, "encoder.layers.*.mixer.dropout"),
     (BOTH, "decoder.layers.0.ffn.dropout"),
     (BOTH, "decoder.layers.*.cross.dropout"),
+    (Cell(mixer="latent"), "layers.0.mixer.dropout"),
+    (Cell(mixer="differential"), "layers.1.mixer.dropout"),
 ]
 
 
@@ -48,16 +51,12 @@ def test_a_residual_drops_what_the_branch_adds_and_never_the_stream() -> None:
     model = Cell().build()
     layer = model.spec.but(**{"layers.*.dropout": 0.999999}).build().double().stack.layers[0]
     x = torch.randn(1, 5, 16, dtype=torch.float64)
-    from brickformer.mask import Span
-
     assert torch.equal(layer(x, Span(0, 5)), x)
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa"])
 def test_weights_are_dropped_and_scaled_up(backend: str) -> None:
     """With all values 1 the output is the sum of the weights: 1 without dropout, a multiple of 1/(T·keep) with it."""
-    from brickformer.mask import FULL, Span
-
     attend = Attend(FULL, dropout=0.75, backend=backend).train()  # type: ignore[arg-type]
     q, k, v = torch.zeros(1, 2, 64, 4), torch.zeros(1, 2, 8, 4), torch.ones(1, 2, 8, 4)
     out = attend(q, k, v, Span(0, 64), Span(0, 8))

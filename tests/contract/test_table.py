@@ -8,22 +8,21 @@ from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
-from contract.bricks import SLOTS, Cell, stars
+from contract.bricks import pairs, stars
 
 import brickformer
 from brickformer.feedforward import FeedForwardSpec
 from brickformer.mixers.base import MixerSpec
 from brickformer.models import ModelSpec
 from brickformer.norms import NormSpec
-from brickformer.positions import AbsolutePositionSpec, PositionSpec
+from brickformer.positions import AbsolutePositionSpec, PositionSpec, RopeScaling
 from brickformer.spec import Spec, fields_of, kinds_of
 
 CORE = "mask norms feedforward moe mixers positions layers embed models".split()
 ELSEWHERE: dict[tuple[str, str], str] = {
-    ("attention.backend", "sdpa"): "kernels_agree sets every backend on every model",
-    ("attention.backend", "flex"): "test_flex_says_the_same sets it",
-    ("cross.backend", "sdpa"): "kernels_agree sets every backend on every model",
-    ("cross.backend", "flex"): "test_flex_says_the_same sets it",
+    (f"{kind}.backend", backend): f"tests set {backend} on the built model: kernels_agree, test_flex_says_the_same"
+    for kind in ("attention", "cross", "latent", "differential")
+    for backend in ("reference", "sdpa", "flex")
 }
 
 
@@ -33,11 +32,9 @@ def _ours(slot: type[Spec]) -> dict[str, type[Spec]]:
         if found.name.split(".")[1] in CORE:
             importlib.import_module(found.name)
     made_in = {f"brickformer.{unit}" for unit in CORE}
-    return {
-        kind: made
-        for kind, made in kinds_of(slot).items()
-        if ".".join(made.__module__.split(".")[:2]) in made_in
-    }
+    ours = {k: made for k, made in kinds_of(slot).items() if ".".join(made.__module__.split(".")[:2]) in made_in}
+    assert ours, f"no brick in the slot {slot.__name__}: this test looks in the wrong place"
+    return ours
 
 
 def _inside(spec: Spec) -> Iterator[Spec]:
@@ -52,12 +49,12 @@ def _inside(spec: Spec) -> Iterator[Spec]:
 @pytest.fixture(scope="module")
 def used() -> list[Spec]:
     """Every spec inside every cell."""
-    return [part for cell in stars() for part in _inside(cell.spec())]
+    return [part for cell in [*stars(), *pairs()] for part in _inside(cell.spec())]
 
 
 @pytest.mark.parametrize(
     "slot",
-    [MixerSpec, PositionSpec, AbsolutePositionSpec, FeedForwardSpec, NormSpec, ModelSpec, Spec],
+    [MixerSpec, PositionSpec, RopeScaling, AbsolutePositionSpec, FeedForwardSpec, NormSpec, ModelSpec, Spec],
     ids=lambda slot: slot.__name__,
 )
 def test_every_registered_brick_has_an_entry(slot: type[Spec], used: list[Spec]) -> None:
@@ -84,15 +81,10 @@ def _choices(hint: Any) -> list[Any]:
     if get_origin(hint) is Literal:
         return list(get_args(hint))
     if type(None) in get_args(hint):
-        return [None, "something"]
+        inner = [a for a in get_args(hint) if a is not type(None)]
+        return [None, *(_choices(inner[0]) or ["something"])] if len(inner) == 1 else [None, "something"]
     return []
 
 
 def _choice(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | str) else "something"
-
-
-def test_names_of_cells_are_unique() -> None:
-    names = [str(cell) for cell in stars()]
-    assert len(set(names)) == len(names)
-    assert str(Cell()) == "decoder" and set(dict(Cell().items())) == set(SLOTS)

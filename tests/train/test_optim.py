@@ -146,6 +146,7 @@ def test_restored_optimizers_go_on_with_the_same_bits(spec: OptimSpec) -> None:
     saved = {name: value.clone() for name, value in optim.tensors().items()}
     assert {name.rpartition(".")[0] for name in saved} == {name for name, _ in model.named_parameters()}
 
+    kept = {name: value.clone() for name, value in saved.items()}
     other = Toy(seed=9)
     other.load_state_dict(model.state_dict())
     again = spec.build(other)
@@ -159,6 +160,7 @@ def test_restored_optimizers_go_on_with_the_same_bits(spec: OptimSpec) -> None:
     for (name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b), name
     assert all(torch.equal(value, again.tensors()[name]) for name, value in optim.tensors().items())
+    assert all(torch.equal(value, kept[name]) for name, value in saved.items()), "what was saved is not to be touched"
 
 
 def stepped(spec: OptimSpec) -> dict[str, Tensor]:

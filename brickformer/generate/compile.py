@@ -1,0 +1,71 @@
+"""Compile: the decode step as one graph, for the same tokens in less time.
+
+    step(ids, state) = logits(hidden(ids, state))[:, -1]        through torch.compile, whole, lengths left open
+
+The cache is allocated once and only the slot numbers change, so one graph serves every step and every length; another
+one is made for padded rows, and for one row instead of several. What compiling takes is measured apart from decoding:
+`Stats.compile_s`, 0 when everything needed had been compiled before.
+Shapes: B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any, Literal, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, fx
+
+from brickformer.errors import BrickError, RunError
+from brickformer.models import DecoderModel
+from brickformer.state import StackState
+
+Backend = Literal["inductor", "aot_eager", "eager"]
+
+
+class CompileError(RunError):
+    """The step cannot be compiled here: no row's fault."""
+
+
+@final
+class CompiledStep:
+    """The decode step of one decoder. seconds: spent compiling so far. graphs: made so far.
+
+    backend: "inductor" makes machine code; the others only capture the graph, which is what tests need.
+    """
+
+    def __init__(self, decoder: DecoderModel, backend: Backend = "inductor") -> None:
+        self.seconds = 0.0
+        self.graphs = 0
+        self._inner = backend
+
+        def step(ids: Tensor, state: StackState) -> Tensor:
+            return decoder.logits(decoder.hidden(ids, None, state))[:, -1]
+
+        # true inside a graph, and harmless: the rotary table is computed there, not looked up
+        warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_cache`")
+        self._step: Any = torch.compile(step, fullgraph=True, dynamic=True, backend=self._compile)
+
+    def __call__(self, ids: Int[Tensor, "B 1"], state: StackState) -> Float[Tensor, "B V"]:
+        """Logits after one more token a row. Errors: CompileError when the step cannot be compiled."""
+        graphs, began = self.graphs, time.perf_counter()
+        try:
+            logits: Tensor = self._step(ids, state)
+        except BrickError:
+            raise
+        except Exception as e:
+            if not type(e).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                raise
+            why = next((line.strip() for line in str(e).splitlines() if line.strip()), type(e).__name__)
+            raise CompileError(f"compile: torch.compile gave up: {why:.200}. Generate without compiling.") from None
+        if self.graphs > graphs:
+            self.seconds += time.perf_counter() - began
+        return logits
+
+    def _compile(self, graph: fx.GraphModule, inputs: list[Tensor]) -> Any:
+        from torch._dynamo.backends.registry import lookup_backend
+
+        self.graphs += 1
+        return lookup_backend(self._inner)(graph, inputs)

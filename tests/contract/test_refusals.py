@@ -1,0 +1,202 @@
+"""What cannot be done is refused when it is built or called: where, what was found, what was expected, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from contract.bricks import Cell
+from contract.checks import draw, memory_of, say
+
+from brickformer.embed import Embed, Head
+from brickformer.errors import BrickError, SpecError, StateError
+from brickformer.feedforward import GLU, MLP
+from brickformer.layers import Layer, pattern
+from brickformer.mask import FULL, Mask, Span
+from brickformer.mixers.attention import Attention
+from brickformer.mixers.cross import Cross
+from brickformer.models import Decoder, DecoderModel, Encoder, EncoderDecoder, EncoderDecoderModel
+from brickformer.positions import Learned, Rope
+
+LAYER = Layer(Attention(4), MLP(8))
+TWO_WAY = Layer(Attention(4, mask=FULL), MLP(8))
+READER = Layer(Attention(4), MLP(8), cross=Cross(4))
+ENCODER, READING = Encoder(11, 16, (TWO_WAY,)), Decoder(11, 16, (READER,))
+
+BUILDS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: Attention(0), "attention.heads: got 0, expected at least 1"),
+    (lambda: Attention(4, kv_heads=3), "attention.kv_heads: got 3, expected a divisor of heads=4: 1, 2, 4"),
+    (lambda: Attention(4, kv_heads=0), "attention.kv_heads: got 0"),
+    (lambda: Attention(4, dropout=1.0), "attention.dropout: got 1.0, expected a probability from 0 to below 1"),
+    (lambda: Attention(4, softcap=0.0), "attention.softcap: got 0.0, expected a cap above 0"),
+    (lambda: Attention(4, mask=Mask(window=-1)), "mask.window: got -1, expected at least 1"),
+    (lambda: Attention(3).build(16), "attention.heads: got 3, expected a divisor of dim=16 (1, 2, 4, 8), or give head_dim"),
+    (lambda: Attention(4, head_dim=0).build(16), "attention.head_dim: got 0, expected at least 1"),
+    (lambda: Attention(4, softcap=2.0, backend="sdpa").build(16), "'sdpa' cannot cap scores"),
+    (lambda: Attention(4, dropout=0.1, backend="flex").build(16), "'flex' cannot drop weights"),
+    (lambda: Attention(16, position=Rope()).build(16), "rope: got a head width of 1, expected an even one"),
+    (lambda: Cross(3, kv_heads=2), "cross.kv_heads: got 2, expected a divisor of heads=3"),
+    (lambda: Cross(3).build(16), "cross.heads: got 3, expected a divisor of dim=16"),
+    (lambda: MLP(0), "mlp.hidden: got 0, expected at least 1"),
+    (lambda: MLP(8, activation="swish"), "mlp.activation: got 'swish'"),  # type: ignore[arg-type]
+    (lambda: GLU(8, dropout=-0.1), "glu.dropout: got -0.1"),
+    (lambda: Layer(Attention(4), MLP(8), place="post", arrange="parallel"), "layer.place: got 'post', expected 'pre'"),
+    (lambda: Layer(Attention(4), MLP(8), cross=Cross(4), arrange="parallel"), "layer.arrange: got 'parallel'"),
+    (lambda: pattern([LAYER, LAYER], 3), "pattern(): got depth=3 for a unit of 2, expected a positive multiple"),
+    (lambda: pattern([LAYER], 0), "pattern(): got depth=0"),
+    (lambda: pattern([], 2), "pattern(): got depth=2 for a unit of 0"),
+    (lambda: Head(softcap=-1.0), "head.softcap: got -1.0, expected a cap above 0"),
+    (lambda: Embed(dropout=2.0), "embed.dropout: got 2.0"),
+    (lambda: Decoder(0, 16, (LAYER,)), "decoder.vocab: got 0, expected at least 1"),
+    (lambda: Decoder(11, 0, (LAYER,)), "decoder.dim: got 0, expected at least 1"),
+    (lambda: Decoder(11, 16, ()).build(), "layers: got none, expected at least one. Use pattern([Layer(...)], depth=...)"),
+    (lambda: Decoder(11, 18, (LAYER, LAYER)).build(), "layers.0: attention.heads: got 4, expected a divisor of dim=18"),
+    (lambda: Decoder(11, 16, (LAYER, TWO_WAY)).build(), "decoder.layers.1.mixer: sees the future, which a decoder must not"),
+    (lambda: Decoder(11, 16, (LAYER, READER)).build(), "decoder.layers.1.cross: there is no memory to read"),
+    (lambda: Encoder(11, 16, (TWO_WAY, LAYER)).build(), "encoder.layers.1.mixer: sees the past only. Give it mask=FULL"),
+    (lambda: Encoder(11, 16, (READER,)).build(), "encoder.layers.0.cross: an encoder has no memory to read. Remove it."),
+    (lambda: EncoderDecoder(ENCODER, Decoder(11, 8, (READER,))), "encoder.dim is 16, decoder.dim 8; expected one width"),
+    (lambda: EncoderDecoder(ENCODER, Decoder(9, 16, (READER,)), shared=True), "the vocabularies differ (11 and 9)"),
+    (lambda: EncoderDecoder(ENCODER, Decoder(11, 16, (LAYER,))), "no layer has cross-attention, so the source would be"),
+    (lambda: EncoderDecoder(Encoder(11, 16, (LAYER,)), READING).build(), "encoder.layers.0.mixer: sees the past only"),
+    (
+        lambda: EncoderDecoder(ENCODER, Decoder(11, 16, (Layer(Attention(4, mask=FULL), MLP(8), Cross(4)),))).build(),
+        "decoder.layers.0.mixer: sees the future",
+    ),
+]
+
+
+@pytest.mark.parametrize(("build", "says"), BUILDS, ids=[says[:50] for _, says in BUILDS])
+def test_what_does_not_fit_is_refused_when_built(build: Callable[[], Any], says: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        build()
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 240
+
+
+def test_what_is_allowed_on_purpose() -> None:
+    one_way = Encoder(11, 16, (LAYER,), one_way=True).build()
+    assert not torch.equal(one_way(torch.tensor([[1, 2, 3]])), one_way(torch.tensor([[1, 2, 4]])))
+    assert EncoderDecoder(ENCODER, Decoder(11, 16, (LAYER, READER))).build()
+
+
+# ---- calls ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def decoder() -> DecoderModel:
+    """A decoder of two layers."""
+    model = Cell().build()
+    assert isinstance(model, DecoderModel)
+    return model
+
+
+@pytest.fixture
+def both() -> EncoderDecoderModel:
+    """An encoder-decoder of two layers."""
+    model = Cell("encoder_decoder", cross="mha").build()
+    assert isinstance(model, EncoderDecoderModel)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        (torch.tensor([1, 2]), "decoder: got shape (2,) of torch.int64, expected (batch, tokens) of integers"),
+        (torch.ones(1, 2), "decoder: got shape (1, 2) of torch.float32"),
+        (torch.empty(1, 0, dtype=torch.long), "with at least one token"),
+        (torch.zeros(1, 2, 3, dtype=torch.long), "decoder: got shape (1, 2, 3)"),
+    ],
+)
+@pytest.mark.unchecked
+def test_ids_of_another_shape_are_refused(decoder: DecoderModel, ids: torch.Tensor, says: str) -> None:
+    with pytest.raises(BrickError) as refused:
+        decoder(ids)
+    assert says in str(refused.value)
+
+
+def test_a_full_cache_says_how_to_make_it_longer(decoder: DecoderModel) -> None:
+    state = decoder.init_state(2, 4)
+    decoder(draw(decoder, tokens=4), state=state)
+    with pytest.raises(StateError, match=r"KV holds 4 tokens; asked to store token 5. Raise max_len in init_state\(\)"):
+        decoder(draw(decoder, tokens=1), state=state)
+
+
+def test_the_state_of_another_model_is_refused(decoder: DecoderModel) -> None:
+    ids = draw(decoder, tokens=2)
+    one_layer = Decoder(11, 16, (LAYER,)).build().double()
+    with pytest.raises(StateError, match=r"the state has 1 layers, the model 2. Make it with this model's init_state\(\)"):
+        decoder(ids, state=one_layer.init_state(2, 4))
+    gqa = Cell(mixer="gqa").build()
+    assert isinstance(gqa, DecoderModel)
+    with pytest.raises(StateError, match=r"KV holds 2 heads of width 4; got 4 of 4"):
+        decoder(ids, state=gqa.init_state(2, 4))
+    with pytest.raises(StateError, match=r"KV holds 3 rows; got 2. Make the state with init_state\(2, ...\)"):
+        decoder(ids, state=decoder.init_state(3, 4))
+    recurrent = Cell(mixer="mamba", position="none").build()
+    assert isinstance(recurrent, DecoderModel)
+    with pytest.raises(StateError, match="attention: got a MambaState, expected a KV"):
+        decoder(ids, state=recurrent.init_state(2, 4))
+    with pytest.raises(StateError, match="got a KV, expected a MambaState"):
+        recurrent(ids, state=decoder.init_state(2, 4))
+
+
+def test_tokens_that_do_not_follow_on_are_refused_and_nothing_is_lost(decoder: DecoderModel) -> None:
+    ids = draw(decoder)
+    whole = say(decoder, ids)
+    state = decoder.init_state(2, 10)
+    decoder(ids[:, :4], state=state)
+    for at in (Span(0, 2), Span(5, 2)):
+        with pytest.raises(StateError, match=f"has 4 slots written; the call starts at slot {at.start}"):
+            decoder(ids[:, 4:6], at, state)
+    torch.testing.assert_close(decoder(ids[:, 4:], state=state), whole[:, 4:])
+
+
+def test_packed_documents_are_not_decoded(decoder: DecoderModel) -> None:
+    ids = draw(decoder, tokens=4)
+    at = Span.of(ids, doc=torch.tensor([[0, 0, 1, 1]] * 2))
+    with pytest.raises(StateError, match="Decode each document in a row of its own"):
+        decoder(ids, at, decoder.init_state(2, 4))
+
+
+def test_an_encoder_keeps_no_state() -> None:
+    encoder = Cell("encoder").build()
+    with pytest.raises(StateError, match=r"layers\.0\.attention: sees the future, so it cannot decode step by step"):
+        encoder.stack.init_state(1, 4, device=torch.device("cpu"), dtype=torch.float64)
+
+
+def test_logits_of_an_encoder_without_a_head_are_refused() -> None:
+    encoder = ENCODER.build()
+    with pytest.raises(SpecError, match=r"encoder\.head: this encoder has none. Build it with head=Head\(\)"):
+        encoder.logits(encoder(torch.tensor([[1, 2]])))
+
+
+def test_a_decoder_without_its_memory_does_not_talk_to_itself(both: EncoderDecoderModel) -> None:
+    tgt = draw(both)
+    for state in (None, both.init_state(2, 10)):
+        with pytest.raises(StateError, match=r"got no memory, and the state holds none. Pass memory=model.encode\(src\)"):
+            both.decode(tgt, None, state=state)
+    with pytest.raises(StateError, match="2 target rows for a memory of 3; expected as many"):
+        both.decode(tgt, memory_of(both, 3))
+
+
+def test_a_memory_of_other_rows_is_refused(both: EncoderDecoderModel) -> None:
+    state = both.init_state(2, 10)
+    both.decode(draw(both, tokens=2), memory_of(both), state=state)
+    cross = state.layers[0].cross
+    assert cross is not None
+    cross.select(torch.tensor([0]))
+    with pytest.raises(StateError, match="CrossKV holds the memory of 1 rows; asked for 2. Select its rows first"):
+        both.decode(draw(both, tokens=1), None, state=state)
+
+
+def test_a_table_that_ends_is_named_with_its_limit() -> None:
+    model = Decoder(11, 16, (LAYER,), embed=Embed(position=Learned(max_len=5))).build()
+    state = model.init_state(1, 9)
+    model(torch.zeros(1, 5, dtype=torch.long), state=state)
+    with pytest.raises(BrickError, match="Learned position holds 5 positions; the input reaches position 5"):
+        model(torch.zeros(1, 1, dtype=torch.long), state=state)
+    with pytest.raises(BrickError, match="the input reaches position 6"):
+        model(torch.zeros(1, 7, dtype=torch.long))
