@@ -7,8 +7,8 @@
 
 Attend has no parameters: checkpoints don't know it. It is a module so that hooks can watch it.
 
-Shapes: B batch, T query tokens, S key tokens, H heads, G key/value heads (H a multiple of G), K head width, V width of a
-value (K nearly everywhere).
+Shapes: B batch, T query tokens, S key tokens, H heads, G key/value heads (H a multiple of G), K head width, V
+width of a value (K nearly everywhere).
 """
 
 from __future__ import annotations

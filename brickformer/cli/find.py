@@ -14,11 +14,13 @@ from brickformer.errors import SpecError, nearest
 from brickformer.models import ModelSpec
 from brickformer.presets import PRESETS
 from brickformer.recipes import RECIPES, Run
+from brickformer.recipes.bricks import import_bricks
 from brickformer.spec import Spec, fields_of, kinds_of, read
 from brickformer.train.checkpoint import RunFolder
 from brickformer.train.files import read_text
 
 S = TypeVar("S", bound=Spec)
+import_bricks()  # a name on the command line or in a file may be that of any brick
 
 
 def use(files: Iterable[str]) -> None:
@@ -55,7 +57,7 @@ def _line(error: Exception, path: Path) -> str:
         return f"line {error.lineno}"
     at, trace = None, error.__traceback__
     while trace is not None:
-        if Path(trace.tb_frame.f_code.co_filename) == path:
+        if Path(trace.tb_frame.f_code.co_filename).name == path.name:
             at = trace.tb_lineno
         trace = trace.tb_next
     return f"line {at}" if at else "while it was imported"

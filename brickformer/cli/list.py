@@ -64,10 +64,10 @@ def list_(args: argparse.Namespace) -> int:
 
 def by_slot() -> dict[str, dict[str, type[Spec]]]:
     """Slot -> kind -> class, in the order of registration; a brick that is no variant of anything is its own slot."""
-    import brickformer.generate
-    import brickformer.recipes  # noqa: F401  (these two import everything that registers bricks)
+    from brickformer.recipes.bricks import import_bricks
     from brickformer.spec import Spec, kinds_of
 
+    import_bricks()
     out: dict[str, dict[str, type[Spec]]] = {}
     for kind, cls in kinds_of(Spec).items():
         slot = next(c for c in cls.__mro__[1:] if issubclass(c, Spec))

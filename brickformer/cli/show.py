@@ -72,17 +72,17 @@ def without_mixed_total(root: Node) -> Node:
 
 def reach(spec: ModelSpec) -> int:
     """1024 tokens, or as many as the tables of positions have."""
-    from brickformer.generate.writer import smallest, table_rows
     from brickformer.models import Decoder, Encoder, EncoderDecoder
 
     match spec:
         case EncoderDecoder():
-            limits = [table_rows(spec.encoder.embed), table_rows(spec.decoder.embed)]
+            embeds = [spec.encoder.embed, spec.decoder.embed]
         case Decoder() | Encoder():
-            limits = [table_rows(spec.embed)]
+            embeds = [spec.embed]
         case _:
-            limits = []
-    return smallest(1024, *limits) or 1024
+            embeds = []
+    limits = [embed.position.limit() for embed in embeds if embed.position is not None]
+    return min([1024, *(limit for limit in limits if limit is not None)])
 
 
 def width_of(spec: ModelSpec) -> int:

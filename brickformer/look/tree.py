@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 
 from brickformer.attend import Attend
@@ -138,7 +139,7 @@ def _what(module: nn.Module) -> str:
         case Residual():
             return _drop(module.drop)
         case RopePosition():
-            return f"rotary, θ = {module.theta:g}"
+            return f"rotary, {2 * len(module.rates[torch.float32])} channels"
         case SinusoidPosition():
             return f"sin, cos {' × '.join(map(str, module.table.shape))}"
         case Embedding():

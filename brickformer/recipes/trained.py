@@ -12,6 +12,7 @@ import torch
 from brickformer.errors import RunError, SpecError
 from brickformer.generate import Generation, Sampling, Stop, Writer, generate
 from brickformer.models import Decoder, DecoderModel, EncoderDecoder, EncoderDecoderModel, EncoderModel, ModelSpec
+from brickformer.recipes.bricks import import_bricks
 from brickformer.recipes.run import Run
 from brickformer.spec import read
 from brickformer.tasks import Tokenizer, load_tokenizers
@@ -98,6 +99,7 @@ class Trained:
 
 def run_of(folder: RunFolder) -> Run:
     """What a run folder was asked to do, its model as it was built. Errors: RunError, SpecError: a broken file."""
+    import_bricks()
     where = str(folder.path / "run.json")
     data = folder.run()
     if "run" not in data:

@@ -6,7 +6,7 @@
 `append` stores new tokens at the slots their `Span` names, and returns all keys, all values and where they are: padding
 and unused slots are keys without a position, so the mask alone decides what is seen.
 
-Shapes: B batch, G key heads, T new tokens, S slots, K head width.
+Shapes: B batch, G key heads, T new tokens, S slots, K head width, V width of a value.
 """
 
 from __future__ import annotations

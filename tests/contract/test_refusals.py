@@ -106,7 +106,7 @@ def both() -> EncoderDecoderModel:
     [
         (torch.tensor([1, 2]), "decoder: got shape (2,) of torch.int64, expected (batch, tokens) of integers"),
         (torch.ones(1, 2), "decoder: got shape (1, 2) of torch.float32"),
-        (torch.empty(1, 0, dtype=torch.long), "with at least one token"),
+        (torch.empty(1, 0, dtype=torch.long), "of integers, at least one token"),
         (torch.zeros(1, 2, 3, dtype=torch.long), "decoder: got shape (1, 2, 3)"),
     ],
 )
