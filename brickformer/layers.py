@@ -122,6 +122,10 @@ class StackLayer(nn.Module, ABC):
     cross: CrossAttention | None
 
     @abstractmethod
+    def branches(self) -> list[tuple[Residual, nn.Module]]:
+        """Each residual with what runs inside it, in the order in which a vector meets them."""
+
+    @abstractmethod
     def forward(
         self,
         x: Float[Tensor, "B T D"],
@@ -155,6 +159,13 @@ class TransformerLayer(StackLayer):
         self.around_cross = crossing[1] if crossing else None
         self.ffn, self.around_ffn = ffn, around_ffn
 
+    def branches(self) -> list[tuple[Residual, nn.Module]]:
+        """Mixer, cross-attention, feed-forward."""
+        crossing: list[tuple[Residual, nn.Module]] = []
+        if self.cross is not None and self.around_cross is not None:
+            crossing = [(self.around_cross, self.cross)]
+        return [(self.around_mixer, self.mixer), *crossing, (self.around_ffn, self.ffn)]
+
     def forward(
         self,
         x: Float[Tensor, "B T D"],
@@ -177,6 +188,10 @@ class ParallelLayer(StackLayer):
     def __init__(self, mixer: Mixer, ffn: FeedForward, around: Residual) -> None:
         super().__init__()
         self.mixer, self.ffn, self.around, self.cross = mixer, ffn, around, None
+
+    def branches(self) -> list[tuple[Residual, nn.Module]]:
+        """Mixer and feed-forward share one residual."""
+        return [(self.around, self.mixer), (self.around, self.ffn)]
 
     def forward(
         self,
@@ -240,6 +255,10 @@ class Stack(nn.Module):
     def mixers(self) -> list[Mixer]:
         """The mixer of each layer, in order."""
         return [layer.mixer for layer in self._passes()[: len(self.layers)]]
+
+    def branches(self) -> list[tuple[Residual, nn.Module]]:
+        """The residuals of all layers with what runs inside them, each once, in order."""
+        return [branch for layer in self._passes()[: len(self.layers)] for branch in layer.branches()]
 
     def _passes(self) -> list[StackLayer]:
         """The layers in the order in which a vector meets them."""

@@ -66,7 +66,7 @@ class Decoder(ModelSpec):
                     f"decoder.layers.{i}.cross: there is no memory to read. Use EncoderDecoder, or remove it."
                 )
         model = self.assemble(TokenEmbedding(self.vocab, self.dim))
-        initialize(model)
+        initialize(model.embed, model.stack, model.head)
         return model
 
     def assemble(self, tokens: TokenEmbedding) -> DecoderModel:
@@ -148,7 +148,7 @@ class Encoder(ModelSpec):
     def build(self) -> EncoderModel:
         """The model, initialised. Errors: SpecError for cross-attention, or a causal mixer without one_way."""
         model = self.assemble(TokenEmbedding(self.vocab, self.dim))
-        initialize(model)
+        initialize(model.embed, model.stack, model.head)
         return model
 
     def assemble(self, tokens: TokenEmbedding) -> EncoderModel:
@@ -220,7 +220,8 @@ class EncoderDecoder(ModelSpec):
         source = TokenEmbedding(self.encoder.vocab, self.encoder.dim)
         target = source if self.shared else TokenEmbedding(self.decoder.vocab, self.decoder.dim)
         model = EncoderDecoderModel(self, self.encoder.assemble(source), self.decoder.assemble(target))
-        initialize(model)
+        for side in (model.encoder, model.decoder):
+            initialize(side.embed, side.stack, side.head)
         return model
 
 

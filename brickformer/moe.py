@@ -173,7 +173,7 @@ class MoEFeedForward(FeedForward):
         y = torch.einsum("nkd,nk->nd", by_expert[back].unflatten(0, (-1, k)), routing.weights).view_as(x)
         if self.shared is not None:
             y = y + self.shared(x)
-        return y if routing.loss is None else _WithLoss.apply(y, routing.loss)
+        return y if routing.loss is None else _WithLoss.apply(y, routing.loss)  # type: ignore[no-untyped-call]
 
 
 class _WithLoss(torch.autograd.Function):

@@ -3,7 +3,7 @@
     step(ids, state) = logits(hidden(ids, state))[:, -1]        through torch.compile, whole, lengths left open
 
 The cache is allocated once and only the slot numbers change, so one graph serves every step and every length; another
-one is made for padded rows, and for one row instead of several. What compiling takes is measured apart from decoding:
+one is made for padded rows, for one row instead of several, and for each thing a ring may have to do. What compiling takes is measured apart from decoding:
 `Stats.compile_s`, 0 when everything needed had been compiled before.
 Shapes: B rows, V vocabulary.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from inspect import signature
 from typing import Any, Literal, final
 
 import torch
@@ -46,7 +47,10 @@ class CompiledStep:
 
         # true inside a graph, and harmless: the rotary table is computed there, not looked up
         warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_cache`")
-        self._step: Any = torch.compile(step, fullgraph=True, dynamic=True, backend=self._compile)
+        newer = {"recompile_limit": 64, "isolate_recompiles": True}  # a ring takes several; models share none
+        known = signature(torch.compile).parameters
+        extra: Any = {name: value for name, value in newer.items() if name in known}
+        self._step: Any = torch.compile(step, fullgraph=True, dynamic=True, backend=self._compile, **extra)
 
     def __call__(self, ids: Int[Tensor, "B 1"], state: StackState) -> Float[Tensor, "B V"]:
         """Logits after one more token a row. Errors: CompileError when the step cannot be compiled."""

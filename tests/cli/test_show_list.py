@@ -68,7 +68,7 @@ def test_set_sizes_a_preset_and_changes_its_spec(brick: Brick) -> None:
 
 def test_more_context_means_more_operations(brick: Brick) -> None:
     near, far = (brick("show", "gpt2", "--context", n).out for n in ("1", "1001"))
-    assert "248 M a token" in near and "284 M a token" in far  # 4 · 768 · 12 more for each token
+    assert "247 M a token" in near and "284 M a token" in far  # 4 · 768 · 12 more for each token
     assert "expected at least 1" in brick("show", "gpt2", "--context", "0").error
 
 

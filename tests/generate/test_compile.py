@@ -43,30 +43,32 @@ def compiled(gen: Any, writer: Any, backend: str = "eager") -> Any:
     return gen.Writer(writer.model, start=writer.start, compiled=backend)
 
 
-@pytest.mark.parametrize("kind", ["rope", "t5", "window", "encoder-decoder"])
+@pytest.mark.parametrize("kind", ["rope", "window", "encoder-decoder"])
 def test_the_same_tokens_from_few_graphs(kind: str, gen: Any, worlds: Any) -> None:
-    """Ragged and even, one row and several, greedy and drawn: a graph each, and none for another length."""
+    """Ragged rows, then one row: a graph each (a ring: a few), and none for another length."""
     plain = worlds.WRITERS[kind]()
     quick = compiled(gen, plain)
-    for prompts in (worlds.PROMPTS, [[3, 4, 5], [6, 7, 8]], worlds.PROMPTS[:1]):
-        for sampling in (gen.GREEDY, gen.Sampling(temperature=1.0)):
-            stop = gen.Stop(max_tokens=12, ids=(2,))
-            expected = gen.generate(plain, prompts, sampling, stop).results
-            made = gen.generate(quick, prompts, sampling, stop)
-            assert [r.tokens for r in made.results] == [r.tokens for r in expected]
-            for ours, theirs in zip(made.results, expected, strict=True):
-                assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-9)
-    graphs = quick.compiled.graphs
-    print(kind, graphs)
-    assert 0 < graphs <= (12 if kind == "window" else 6)
-    longer = gen.Stop(max_tokens=40)
-    again = gen.generate(quick, worlds.PROMPTS[:1], gen.GREEDY, longer).results[0].tokens
-    assert again == gen.generate(plain, worlds.PROMPTS[:1], gen.GREEDY, longer).results[0].tokens
-    assert quick.compiled.graphs == graphs or kind == "window"
+    prompts, one = worlds.PROMPTS[:2], worlds.PROMPTS[:1]
+    made = []
+    for asked, sampling, most in (
+        (prompts, gen.GREEDY, 12),
+        (one, gen.Sampling(temperature=1.0), 12),
+        (prompts, gen.GREEDY, 9),
+        (one, gen.GREEDY, 20),
+    ):
+        stop = gen.Stop(max_tokens=most)
+        expected = gen.generate(plain, asked, sampling, stop).results
+        for ours, theirs in zip(gen.generate(quick, asked, sampling, stop).results, expected, strict=True):
+            assert ours.tokens == theirs.tokens
+            assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-9)
+        made.append(quick.compiled.graphs)
+    assert made[0] > 0
+    if kind != "window":
+        assert made[0] == 1 and made[3] == made[1] == 2
 
 
 def test_compiling_is_paid_once_and_counted_apart(gen: Any, worlds: Any) -> None:
-    quick = compiled(gen, worlds.WRITERS["rope"]())
+    quick = compiled(gen, gen.Writer(worlds.decoder(depth=1)))
     first, second = (
         gen.generate(quick, worlds.PROMPTS[:1], gen.GREEDY, gen.Stop(max_tokens=6)).stats for _ in range(2)
     )
@@ -76,7 +78,7 @@ def test_compiling_is_paid_once_and_counted_apart(gen: Any, worlds: Any) -> None
 
 
 def test_beams_are_compiled_too(gen: Any, worlds: Any) -> None:
-    plain = worlds.WRITERS["rope"]()
+    plain = gen.Writer(worlds.decoder(depth=1))
     quick, beam, stop = compiled(gen, plain), gen.Beam(width=3, best=3), gen.Stop(max_tokens=7)
     ours, theirs = (gen.beam_search(w, worlds.PROMPTS, beam, stop).results for w in (quick, plain))
     assert [r.tokens for r in ours] == [r.tokens for r in theirs]
@@ -92,7 +94,7 @@ def test_machine_code_gives_the_same_tokens(gen: Any, worlds: Any) -> None:
 
 def test_a_step_that_cannot_be_compiled_says_so(gen: Any, worlds: Any) -> None:
     """It is no row that is wrong, so it is an error of the call."""
-    model = worlds.decoder()
+    model = worlds.decoder(depth=1)
     model.stack.layers[0].ffn.register_forward_hook(lambda *_: torch._dynamo.graph_break())
     with pytest.raises(ValueError, match="compile: .*without compiling") as error:
         gen.generate(gen.Writer(model, compiled="eager"), worlds.PROMPTS, gen.GREEDY, gen.Stop(max_tokens=3))

@@ -226,7 +226,7 @@ def _experts(moe: Data, w: Weights, x: Tensor) -> Tensor:
     router = moe["router"]
     logits = torch.einsum("d,ed->e", x, w("router.project.weight"))
     score = torch.exp(logits) / torch.exp(logits).sum() if router["score"] == "softmax" else 1 / (1 + torch.exp(-logits))
-    ranked = sorted(range(moe["experts"]), key=lambda e: -float(score[e] + w("router.bias")[e]))
+    ranked = sorted(range(moe["experts"]), key=lambda e: -float((score[e] + w("router.bias")[e]).detach()))
     best = ranked[: router["top_k"]]
     total = sum(score[e] for e in best) if router["normalize"] else 1.0
     return sum(
