@@ -13,7 +13,8 @@ from beartype import beartype
 from jaxtyping import AbstractArray
 
 CORE = (
-    "spec schema mask attend state positions norms linear feedforward moe mixers layers embed init models surgery presets"
+    "spec schema mask attend state positions norms linear feedforward moe mixers "
+    "layers embed init models surgery presets"
 ).split()
 
 

@@ -26,9 +26,8 @@ MAX_LINES = 330
 MAX_ARGUMENTS = 4
 PLAIN_DATA = {
     "spec": {"getattr", "isinstance", "issubclass", "__name__"},  # where the types of plain data are read
-    "init": {
-        "isinstance"
-    },  # gives every kind of parameter its value; knows tables and projections, not bricks of a slot
+    "schema": {"issubclass"},  # describes every type a field may have
+    "init": {"isinstance"},  # gives each kind of parameter its value; knows tables and projections, no bricks of a slot
 }
 
 FORWARD_EXEMPT = {"attend"}  # the one door to the kernels takes what a kernel takes

@@ -3,8 +3,8 @@
     step(ids, state) = logits(hidden(ids, state))[:, -1]        through torch.compile, whole, lengths left open
 
 The cache is allocated once and only the slot numbers change, so one graph serves every step and every length; another
-one is made for padded rows, for one row instead of several, and for each thing a ring may have to do. What compiling takes is measured apart from decoding:
-`Stats.compile_s`, 0 when everything needed had been compiled before.
+one is made for padded rows, for one row instead of several, and for each thing a ring may have to do. What compiling
+takes is measured apart from decoding: `Stats.compile_s`, 0 when everything needed had been compiled before.
 Shapes: B rows, V vocabulary.
 """
 

@@ -27,6 +27,7 @@ from brickformer.mask import Span
 from brickformer.mixers.attention import AttentionMixer
 from brickformer.mixers.base import Mixer
 from brickformer.mixers.cross import CrossAttention
+from brickformer.mixers.shortconv import ShortConvMixer
 from brickformer.moe import MoEFeedForward
 
 
@@ -79,7 +80,7 @@ def cost(module: nn.Module, tokens: int, dim: int) -> Cost:
                 source_flops=once.flops,
                 source_kv_bytes=module.kv.out_features * _bytes(module),
             )
-        case MLPFeedForward() | GLUFeedForward():
+        case MLPFeedForward() | GLUFeedForward() | ShortConvMixer():
             return _parts(module, tokens, dim)
         case MoEFeedForward():
             k, expert = module.router.top_k, cost(module.experts[0], tokens, dim)

@@ -20,6 +20,7 @@ from brickformer.look.amounts import amount, cut
 from brickformer.look.costs import Cost, cost
 from brickformer.mixers.attention import AttentionMixer
 from brickformer.mixers.cross import CrossAttention
+from brickformer.mixers.shortconv import ShortConvMixer
 from brickformer.moe import MoEFeedForward
 from brickformer.positions import NoPosition, RopePosition, SinusoidPosition
 
@@ -130,6 +131,8 @@ def _what(module: nn.Module) -> str:
         case AttentionMixer():
             shared = f" over {module.kv_heads}" if module.kv_heads != module.qkv.parts[0] // module.width else ""
             return f"{module.qkv.parts[0] // module.width}{shared} heads × {module.width}"
+        case ShortConvMixer():
+            return f"convolution of {len(module.weight)}"
         case CrossAttention():
             return f"{module.q.out_features // module.width} heads × {module.width}"
         case Attend():

@@ -1,4 +1,4 @@
-"""Latent attention: keys and values are unpacked from one small vector a token, and only that is kept (arXiv 2405.04434).
+"""Latent attention: keys and values are unpacked from one small vector a token, the only thing kept (arXiv 2405.04434).
 
     c = norm(x W_down)                      R numbers a token: the cache, with a short rotary key shared by all heads
     k_h = [c W_uk_h ; rope(x W_kr)]         v_h = c W_uv_h

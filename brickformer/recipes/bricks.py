@@ -1,4 +1,4 @@
-"""Every brick there is, imported: a file, `--set` and `brick list` know a brick only once its own file has been read."""
+"""Every brick there is, imported: files, `--set` and `brick list` know a brick only once its own file has been read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Continue a text, character by character: a small decoder of today's bricks (RoPE, SwiGLU, RMSNorm, QK-norm, Muon)."""
+"""Continue a text, character by character: a small decoder of today's bricks, trained with Muon.
+
+What matters at this size, in validation loss after 500 steps on tinyshakespeare: the short convolution, and a high
+learning rate for tables, gains and head; RoPE, SwiGLU, RMSNorm and QK-norm are the ground they stand on.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from brickformer.feedforward import GLU
 from brickformer.layers import Layer, pattern
 from brickformer.mask import Mask
 from brickformer.mixers.attention import Attention
+from brickformer.mixers.shortconv import ShortConv
 from brickformer.models import Decoder
 from brickformer.norms import RMSNorm
 from brickformer.positions import Rope
@@ -23,15 +28,15 @@ def text(data: str) -> Run:
     A token looks at the last 64, as many as there are in a training window: so what is written may be of any length.
     """
     attention = Attention(heads=4, position=Rope(theta=1000.0), mask=Mask(window=64), qk_norm=RMSNorm())
+    layer = Layer(ShortConv(attention, kernel=4), GLU(336))
     return Run(
         task=Text(data=data, context=64),
-        model=Decoder(FROM_DATA, 128, pattern([Layer(attention, GLU(336))], depth=4), head=Head(tied=False)),
+        model=Decoder(FROM_DATA, 128, pattern([layer], depth=4), head=Head(tied=False)),
         train=Training(
             steps=2000,
             batch=12,
-            optim=Muon(lr=0.02, weight_decay=0.0, rest=AdamW(lr=5e-3, betas=(0.9, 0.95), weight_decay=0.0)),
+            optim=Muon(lr=0.02, weight_decay=0.0, rest=AdamW(lr=0.02, weight_decay=0.0)),
             schedule=LinearDecay(warmup=50),
-            clip=None,
             validate_every=250,
         ),
         name="text",

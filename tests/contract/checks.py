@@ -494,13 +494,13 @@ def eval_is_deterministic(model: AnyModel) -> None:
 
 @torch.no_grad()
 def train_without_dropout_equals_eval(model: AnyModel) -> None:
-    """Where nothing is drawn (nothing dropped, no random places), training mode computes what eval mode does."""
+    """Where nothing is drawn (dropout, random places) or balanced on the way, training mode computes what eval does."""
     assert all(m.p == 0.0 for m in model.modules() if isinstance(m, nn.Dropout)), "the model of this check drops nothing"
     ids = draw(model)
     expected = say(model, ids, memory=memory_of(model))
     trained = _copy(model).train()  # a copy: training may move statistics
     for m in trained.modules():
-        if isinstance(m, RandomPlaces):
+        if isinstance(m, RandomPlaces) or (isinstance(m, TopKRouter) and m.rule.bias_rate > 0):
             m.eval()
     close(say(trained, ids, memory=memory_of(trained)), expected, "training mode")
 
@@ -531,7 +531,7 @@ def kernels_agree(model: AnyModel, other: str = "") -> None:
     valid = torch.ones(ROWS, TOKENS, dtype=torch.bool)
     valid[1, :3] = False
     with torch.no_grad():
-        expected = _three_ways(model, ids, valid)
+        expected = _three_ways(model, ids, valid, other != "flex")
         try:
             for a in attends:
                 if other == "flex":
@@ -539,7 +539,7 @@ def kernels_agree(model: AnyModel, other: str = "") -> None:
                 else:
                     a.backend = "sdpa" if a.backend == "reference" and a.softcap is None else "reference"
             ways = ("full", "padded", "cached")
-            for got, out, what in zip(_three_ways(model, ids, valid), expected, ways, strict=False):
+            for got, out, what in zip(_three_ways(model, ids, valid, other != "flex"), expected, ways, strict=False):
                 close(got, out, f"{sorted({a.backend for a in attends})} against {sorted(set(own))}, {what}")
         finally:
             for a, name in zip(attends, own, strict=True):
@@ -547,15 +547,15 @@ def kernels_agree(model: AnyModel, other: str = "") -> None:
 
 
 def flex_agrees(model: AnyModel) -> None:
-    """The same with FlexAttention, which is slow on a CPU: not in CHECKS."""
+    """The same with FlexAttention, full and padded; it is slow on a CPU, so it is not in CHECKS."""
     kernels_agree(model, "flex")
 
 
-def _three_ways(model: AnyModel, ids: Tensor, valid: Tensor) -> list[Tensor]:
+def _three_ways(model: AnyModel, ids: Tensor, valid: Tensor, cached: bool) -> list[Tensor]:
     memory = memory_of(model)
     padded = say(model, ids, Span.of(ids, valid=valid), memory=memory)[valid]
     out = [say(model, ids, memory=memory), padded]
-    if not isinstance(model, EncoderModel):
+    if not isinstance(model, EncoderModel) and cached:
         state = model.init_state(ROWS, TOKENS)
         out.append(torch.cat([say(model, ids[:, a:b], None, state, memory) for a, b in ((0, 7), (7, 8), (8, 10))], 1))
     return out
@@ -566,7 +566,8 @@ def close_in_lower_precision(model: AnyModel) -> None:
     """float32 and bfloat16 stay near float64, relative to the size of the logits; nothing turns into another type."""
     ids = draw(model)
     expected = say(model, ids, memory=memory_of(model))
-    for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 0.25)):
+    routed = any(isinstance(m, TopKRouter) for m in model.modules())  # a close call between experts may go either way
+    for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 1.0 if routed else 0.25)):
         low = _copy(model).to(dtype)
         got = say(low, ids, memory=memory_of(low))
         assert got.dtype is dtype, f"a model in {dtype} answers in {got.dtype}"

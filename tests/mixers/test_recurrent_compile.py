@@ -1,4 +1,4 @@
-"""torch.compile on linear recurrences: one graph without a break, forward and backward, and one for all decode steps."""
+"""torch.compile on linear recurrences: one graph forward, one backward, and one for all decode steps."""
 
 from __future__ import annotations
 
