@@ -152,6 +152,7 @@ def beam_search(
     rows = [open_rows(writer, plan, i, prompt, [Uniform(0)])[0] for i, prompt in enumerate(prompts)]
     searches = [_Search(row, beam, plan.room(len(row.given))) for row in rows]
     ready = [search for search in searches if not search.row.done]
+    ready.sort(key=lambda search: len(search.row.source or search.row.given))
     at_once = max(1, batch // beam.width)
     with evaluating(writer.model):
         for i in range(0, len(ready), at_once):

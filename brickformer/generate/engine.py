@@ -65,6 +65,7 @@ def generate(
         uniforms = [Uniform(seed, n) for n in range(samples)]
         rows.append(open_rows(writer, plan, i, prompt, uniforms, prefix))
     ready = [made for made in rows if not made[0].done]
+    ready.sort(key=lambda made: len(made[0].source or made[0].given))  # prompts of like length need little padding
     at_once = max(1, batch // samples)
     with evaluating(writer.model):
         for i in range(0, len(ready), at_once):

@@ -73,6 +73,8 @@ class Row:
         result.logprobs.append(logprob)
         if token in plan.stop_ids or self._says_stop(token):
             self.end("stop")
+        elif self.done:  # the tokenizer does not know the token
+            return
         elif len(result.tokens) >= plan.room(len(self.given)):
             self.end("length")
 
@@ -87,7 +89,12 @@ class Row:
         """Write the text of a token; True when it completes a stop string."""
         if self.text is None:
             return False
-        self.text.push(token)
+        try:
+            self.text.push(token)
+        except BrickError as e:
+            self.result.text, self.text = self.text.text, None
+            self.end("error", e)
+            return False
         return self.text.stopped
 
 

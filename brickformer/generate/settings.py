@@ -60,20 +60,15 @@ class Sampling(Spec):
             raise SpecError(f"sampling: token {both[0]} is both banned and forced, so no token is allowed. Choose one.")
         if not -(2**63) <= self.seed < 2**63:
             raise self.refuse("seed", "an integer of 64 bits")
-        if self.temperature == 0.0:
-            for name in ("top_k", "top_p", "min_p", "typical"):
-                if {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p, "typical": self.typical}[name]:
-                    raise self.refuse(name, "nothing while temperature is 0 (greedy)", "Give a temperature above 0.")
+        drawn = (("top_k", self.top_k), ("top_p", self.top_p), ("min_p", self.min_p), ("typical", self.typical))
+        for name, value in drawn:
+            if self.greedy and value:
+                raise self.refuse(name, "nothing while temperature is 0 (greedy)", "Give a temperature above 0.")
 
     @property
     def greedy(self) -> bool:
         """Nothing is drawn."""
         return self.temperature == 0.0
-
-    @property
-    def plain(self) -> bool:
-        """Nothing is done to the logits before the most probable token is taken or drawn (temperature aside)."""
-        return self == Sampling(temperature=self.temperature, seed=self.seed)
 
     def check_vocab(self, vocab: int) -> None:
         """Errors: SpecError when a token is not among the model's, or when every token is banned."""

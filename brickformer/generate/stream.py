@@ -24,6 +24,7 @@ class Stream(Iterator[str]):
         self.result: Result = row.result
         self.stats = stats
         self._writer, self._row, self._prefix = writer, row, prefix
+        self._evaluating = evaluating(writer.model)
         self._run: Decoding | None = None
         self._sent = 0
 
@@ -35,7 +36,7 @@ class Stream(Iterator[str]):
                 return piece
             if self._row.done:
                 raise StopIteration
-            with evaluating(self._writer.model):
+            with self._evaluating:
                 if self._run is None:
                     self._run = Decoding([self._row], Feed(self._writer, self.stats))
                     self._run.start(prefix=self._prefix)

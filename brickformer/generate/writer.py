@@ -7,8 +7,8 @@ Shapes: B rows, T tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from operator import index
 from typing import final
 
 import torch
@@ -97,7 +97,7 @@ class Writer:
     @staticmethod
     def _ids(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
         if not isinstance(prompt, str):
-            return [int(i) for i in prompt]
+            return [index(i) for i in prompt]
         if tokenizer is None:
             raise DataError("prompt: got text without a tokenizer. Give Writer(model, tokenizer), or ids.")
         return tokenizer.encode(prompt)
@@ -161,13 +161,20 @@ def smallest(*limits: int | None) -> int | None:
     return min((n for n in limits if n is not None), default=None)
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Dropout off inside; every module as it was afterwards."""
-    training = [m for m in model.modules() if m.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for m in training:
+@final
+class evaluating:  # noqa: N801  (a context manager, used like a function)
+    """Dropout off inside; every module as it was afterwards. Cheap to enter again when nothing was training."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.training: list[nn.Module] | None = None
+
+    def __enter__(self) -> None:
+        if self.training is None or self.model.training:
+            self.training = [m for m in self.model.modules() if m.training]
+        for m in self.training:
+            m.training = False
+
+    def __exit__(self, *_: object) -> None:
+        for m in self.training or []:
             m.training = True

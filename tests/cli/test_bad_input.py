@@ -77,7 +77,7 @@ def test_an_unseen_character(brick: Brick) -> None:
         (["model.encoder.dim=64"], "expected one width for both"),
         (["model.decoder.vocab=5"], "expected at least 13"),
         (["model.encoder.embed.position.max_len=3"], "Sinusoid"),
-        (["task.valid=999999"], "expected at most"),
+        (["task.valid=9999999"], "expected at most"),
         (["train.steps=0"], "steps: got 0"),
         (["train.optim.lr=fast"], "lr: got 'fast' (str), expected float"),
         (["train.stpes=4"], "did you mean 'steps'?"),

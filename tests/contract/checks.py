@@ -205,7 +205,8 @@ def reads_every_source_token(model: EncoderDecoderModel) -> None:
     out = model.decode(draw(model), memory)
     back, forward = reach(model)
     for t in (0, TOKENS - 1):
-        (grad,) = torch.autograd.grad(_mixed(out[:, t]), x, retain_graph=True)
+        (grad,) = torch.autograd.grad(_mixed(out[:, t]), x, retain_graph=True, allow_unused=True)
+        assert grad is not None, "the source is not read at all"
         seen = grad.abs().amax(-1) > 0
         assert torch.equal(seen, valid), f"target {t} depends on source tokens {seen.tolist()}, real are {valid.tolist()}"
 
@@ -271,7 +272,10 @@ def feed(
     begin = 0
     for size in chunks:
         length = state.length
-        got = say(model, ids[:, begin : begin + size], state=state, memory=memory if length == 0 else None)
+        try:
+            got = say(model, ids[:, begin : begin + size], state=state, memory=memory if length == 0 else None)
+        except StateError as refused:
+            raise AssertionError(f"{what}: tokens {begin} to {begin + size - 1} are refused: {refused}") from refused
         close(got, whole[:, begin : begin + size], f"{what}: tokens {begin} to {begin + size - 1}")
         assert state.length == length + size, f"{what}: the clock says {state.length}, expected {length + size}"
         begin += size

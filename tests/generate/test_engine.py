@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -282,6 +282,24 @@ def test_an_unknown_character_is_an_error_of_its_row() -> None:
     made = generate(Writer(decoder(), Strict()), ["bc", "?", ""], GREEDY, Stop(max_tokens=3))
     assert [r.finish for r in made.results] == ["length", "error", "error"]
     assert "'?'" in str(made.results[1].error) and "empty" in str(made.results[2].error)
+
+
+def test_a_token_that_the_tokenizer_does_not_know_ends_its_row() -> None:
+    """A model may have more tokens than its tokenizer has words for."""
+
+    class Small(Letters):
+        def decode(self, ids: Iterable[int]) -> str:
+            ids = list(ids)
+            if 16 in ids:
+                raise DataError("decode: got id 16.")
+            return super().decode(ids)
+
+    made = generate(Writer(decoder(), Small()), [[3], [4]], Sampling(forced=(5, 6)), Stop(max_tokens=4)).results
+    assert all(r.error is None for r in made)
+    made = generate(Writer(decoder(), Small()), [[3], [4]], Sampling(forced=(5, 16)), Stop(max_tokens=4)).results
+    for result in made:
+        assert (result.tokens, result.text, result.finish) == ([5, 16], Letters().decode([5]), "error")
+        assert "id 16" in str(result.error)
 
 
 def encoder() -> nn.Module:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -34,7 +34,8 @@ from brickformer.positions.rotary import RopeScaling
 pytestmark = pytest.mark.unchecked
 
 V, D, H, G, F, L, T = 13, 16, 4, 2, 24, 2, 9
-EXACT = 1e-10
+EXACT = 1e-11
+NEAR = 1e-5  # for models whose norms or rotary angles are computed in float32 whatever the model's type
 LEFT = torch.tensor([[1] * 9, [0] * 3 + [1] * 6]).bool()
 RIGHT = torch.tensor([[1] * 9, [1] * 4 + [0] * 5]).bool()
 Make = Callable[["Theirs"], Tensor]
@@ -64,7 +65,7 @@ def built(kind: Any, **options: Any) -> Any:
     """Their model, eager attention, every parameter random."""
     torch.manual_seed(1)
     config = kind.config_class(**options)
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     model = kind(config).double().eval()
     for name, p in model.named_parameters():
         noise = torch.randn(p.shape, dtype=torch.float64)
@@ -103,7 +104,7 @@ class Family:
     rest: dict[str, Any]
     layers: str = "model.layers"
     takes_positions: bool = True
-    sizes: dict[str, Any] = field(default_factory=dict)
+    tolerance: float = NEAR
 
 
 LLAMA_SIZES = {
@@ -161,7 +162,7 @@ def gemma2() -> Family:
     """Norms before and after each branch, soft caps, a window in every other layer, gains stored as 1 + w."""
     layers = [
         Layer(
-            Attention(H, kv_heads=G, head_dim=6, position=Rope(), mask=Mask(window=w), softcap=5.0, scale=10.0**-0.5),
+            Attention(H, kv_heads=G, head_dim=6, position=Rope(), mask=Mask(window=w), softcap=5.0, scale=1 / 3),
             GLU(F, activation="gelu_tanh"),
             place="peri",
             norm=RMSNorm(eps=1e-6),
@@ -186,7 +187,7 @@ def gemma2() -> Family:
         "layer_types": ["sliding_attention", "full_attention"],
         "attn_logit_softcapping": 5.0,
         "final_logit_softcapping": 7.0,
-        "query_pre_attn_scalar": 10.0,
+        "query_pre_attn_scalar": 9,
         "hidden_activation": "gelu_pytorch_tanh",
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": True,
@@ -245,7 +246,7 @@ def gpt2() -> Family:
     options = {"vocab_size": V, "n_embd": D, "n_layer": L, "n_head": H, "n_positions": 32, "bos_token_id": None}
     options |= {"eos_token_id": None}
     spec = Decoder(V, D, pattern([layer], L), embed=Embed(position=Learned(32)))
-    return Family(spec, hf.GPT2LMHeadModel, options, table, rest, layers="transformer.h")
+    return Family(spec, hf.GPT2LMHeadModel, options, table, rest, layers="transformer.h", tolerance=EXACT)
 
 
 def bloom() -> Family:
@@ -374,26 +375,27 @@ def ids_of(rows: int = 2, tokens: int = T, seed: int = 0) -> Tensor:
 def test_decoder_logits_full_padded_and_cached(name: str) -> None:
     family = FAMILIES[name]()
     mine, theirs = pair(family)
-    ids = ids_of()
+    ids, tolerance = ids_of(), family.tolerance
     with torch.no_grad():
         expected = theirs(ids).logits
-        close(mine(ids), expected, "full", EXACT)
+        close(mine(ids), expected, "full", tolerance)
         state = mine.init_state(2, T)
         steps = [mine(ids[:, a:b], state=state) for a, b in [(0, 4), *((i, i + 1) for i in range(4, T))]]
-        close(torch.cat(steps, 1), expected, "ours with a cache against theirs without", EXACT)
+        close(torch.cat(steps, 1), expected, "ours with a cache against theirs without", tolerance)
+        mine, theirs = mine.float(), theirs.float()  # in float64 their left padding turns into NaN
         for side, valid in (("left", LEFT), ("right", RIGHT)):
             at = Span.of(ids, valid=valid)
             assert at.pos is not None
             told = {"position_ids": at.pos.masked_fill(at.pos == EMPTY, 1)} if family.takes_positions else {}
             padded = theirs(ids, attention_mask=valid.long(), **told).logits
-            close(mine(ids, at)[valid], padded[valid], f"padded {side}", EXACT)
+            close(mine(ids, at)[valid], padded[valid], f"padded {side}", NEAR)
 
 
 def test_the_comparison_can_fail() -> None:
     family = llama(Rope(theta=9_000.0), rope())
     mine, theirs = pair(family)
     with torch.no_grad(), pytest.raises(AssertionError, match="differs by"):
-        close(mine(ids_of()), theirs(ids_of()).logits, "another theta", 1e-5)
+        close(mine(ids_of()), theirs(ids_of()).logits, "another theta", NEAR)
 
 
 def test_llama_in_float32() -> None:
@@ -412,11 +414,11 @@ def test_gradients_of_llama() -> None:
         (mine.stack.norm.weight, theirs.model.norm.weight),
         (mine.stack.layers[0].ffn.out.weight, theirs.model.layers[0].mlp.down_proj.weight),
     ):
-        close(got.grad, expected.grad, "gradient", 1e-9)
+        close(got.grad, expected.grad, "gradient", 1e-4)
     q, k, v = mine.stack.layers[1].mixer.qkv.weight.grad.split(mine.stack.layers[1].mixer.qkv.parts)
     for name, got in zip("qkv", (q, k, v), strict=True):
         expected = getattr(theirs.model.layers[1].self_attn, f"{name}_proj").weight.grad
-        close(got, expected, f"gradient of {name}", 1e-9)
+        close(got, expected, f"gradient of {name}", 1e-4)
 
 
 # ---- rotary scalings, slopes, buckets -------------------------------------------------------------------------------
@@ -544,16 +546,16 @@ def test_bert() -> None:
 # ---- encoder-decoders -----------------------------------------------------------------------------------------------
 
 
-def both_sides(mine: Any, theirs: Any, start: str) -> None:
+def both_sides(mine: Any, theirs: Any, start: str, tolerance: float = EXACT) -> None:
     """Logits with and without a padded source, and ours with a cache."""
     src, tgt = ids_of(seed=1), ids_of(tokens=6)
     with torch.no_grad():
-        close(mine(src, tgt), theirs(input_ids=src, decoder_input_ids=tgt).logits, f"{start}: full", EXACT)
+        close(mine(src, tgt), theirs(input_ids=src, decoder_input_ids=tgt).logits, f"{start}: full", tolerance)
         expected = theirs(input_ids=src, attention_mask=RIGHT.long(), decoder_input_ids=tgt).logits
-        close(mine(src, tgt, RIGHT), expected, f"{start}: padded source", EXACT)
+        close(mine(src, tgt, RIGHT), expected, f"{start}: padded source", tolerance)
         state, memory = mine.init_state(2, 6), mine.encode(src, RIGHT)
         steps = [mine.decode(tgt[:, i : i + 1], memory if i == 0 else None, state=state) for i in range(6)]
-        close(torch.cat(steps, 1), expected, f"{start}: cached", EXACT)
+        close(torch.cat(steps, 1), expected, f"{start}: cached", tolerance)
 
 
 BART_SIZES = {
@@ -704,5 +706,5 @@ def test_t5() -> None:
             state |= parts(f"{side}.stack.layers.{i}.", w.below(f"{side}.block.{i}"), table)
             state[f"{side}.stack.layers.{i}.mixer.position.table.weight"] = shared
     mine.load_state_dict(state, strict=True)
-    both_sides(mine, theirs, "T5")
+    both_sides(mine, theirs, "T5", 5 * NEAR)
     assert math.isclose(mine.decoder.stack.layers[0].mixer.attend.scale, 1.0)
