@@ -8,9 +8,9 @@ from a few sizes. D model width, F fan-in, n branches of the stack, σ standard 
     u = 1 where the embedding is multiplied by √D, else 1/√D       the size of the stream
     s = u · n^(-1/2) · (0.3 after a position table, else 1)         the size of one branch
 
-    token table                     σ = min(0.8 · D^(-3/4), 0.3 · D^(-1/2))      own logit about 1, other logits 0.3
+    token table                     σ = min(0.8 · D^(-3/4), 0.2 · D^(-1/2))      own logit about 1, other logits 0.2
     learned position table          σ = u / √2, like a sinusoid on a stream of size u
-    head of its own                 σ = 0.3 · D^(-1/2)
+    head of its own                 σ = 0.2 · D^(-1/2)
     projections inside a branch     σ = F^(-1/2)
     projections out of a branch     σ = F^(-1/2) · s after a pre-norm; F^(-1/2) before a norm that sets the size
     norm at the end of a branch     gain s (peri, branch)
@@ -31,8 +31,8 @@ from brickformer.layers import Stack
 from brickformer.linear import BranchOut
 from brickformer.norms import ScaledLength, Squash
 
-LOGIT = 0.3
-"""Size of the first logits of tokens that have nothing to do with the input: costs LOGIT²/2 = 0.045 nat."""
+LOGIT = 0.2
+"""Size of the first logits of tokens that have nothing to do with the input: costs LOGIT²/2 = 0.02 nat."""
 
 
 @torch.no_grad()

@@ -39,20 +39,18 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
 
 def show(args: argparse.Namespace) -> int:
     """Print the table and the totals."""
-    import torch
-
     from brickformer.cli.find import model_spec
     from brickformer.cli.settings import parsed
     from brickformer.cli.text import labelled, screen
     from brickformer.errors import SpecError
+    from brickformer.look.shapes import shapes_of
     from brickformer.look.tree import table, tree
 
     if args.context is not None and args.context < 1:
         raise SpecError(f"--context: got {args.context}, expected at least 1.")
     spec = model_spec(args.what, parsed(args.settings))
     context = args.context or reach(spec)
-    with torch.device("meta"):  # shapes without data: the largest model is shown in a moment
-        model = spec.build()
+    model = shapes_of(spec)
     width = screen()
     for line in table(without_mixed_total(tree(model, context, width_of(spec), spec.kind)), width):
         print(line)

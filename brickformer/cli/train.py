@@ -119,8 +119,9 @@ def report(session: Session, result: Result) -> None:
     record, where = result.record, shown_path(session.folder.path)
     count = min(session.run.answers, len(session.data.examples()))
     exact = f", exact match {100 * record['exact']:.1f} % of {count} unseen sequences" if "exact" in record else ""
-    val = f", {record['val_loss']:.4f} on unseen data" if "val_loss" in record else ""
-    print(f"loss {record['loss']:.4f}{val}{exact}; {result.step:,} steps in {duration(result.seconds)}\n")
+    val = f" ({record['val_loss']:.4f} on unseen data)" if "val_loss" in record else ""
+    say("result", f"loss {record['loss']:.4f}{val}{exact}; {result.step:,} steps in {duration(result.seconds)}")
+    print()
     examples = session.examples(5)
     if examples:
         rows = [(e.source, e.output, "right" if e.exact else f"expected {e.expected}") for e in examples]
@@ -129,7 +130,7 @@ def report(session: Session, result: Result) -> None:
         for source, output, verdict in rows:
             print(f"  {source:<{left}}  →  {output:<{middle}}  {verdict}".rstrip())
     else:
-        prompt, text = session.passage(300)
+        prompt, text = session.passage(200)
         print(f"  a sample; its first {len(prompt)} characters are given:\n")
         for line in (prompt + text).strip().split("\n"):
             for part in textwrap.wrap(line, screen() - 2) or [""]:

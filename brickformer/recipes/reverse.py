@@ -19,9 +19,9 @@ def reverse() -> Run:
         task=Reverse(),
         model=vaswani_small(vocab=FROM_DATA, target_vocab=FROM_DATA),
         train=Training(
-            steps=300,
+            steps=400,
             batch=64,
-            optim=Muon(lr=0.02, rest=AdamW(lr=3e-3, weight_decay=0.0)),
+            optim=Muon(lr=0.01, rest=AdamW(lr=1e-3, weight_decay=0.0)),
             schedule=LinearDecay(warmup=10),
             validate_every=25,
         ),

@@ -20,7 +20,7 @@ from torch import nn
 from brickformer.errors import RunError
 from brickformer.generate import Sampling, Stop
 from brickformer.recipes.run import Run, check_lengths, completed, forward
-from brickformer.recipes.trained import Trained, best_device, build, run_of
+from brickformer.recipes.trained import Trained, best_device, run_of
 from brickformer.tasks import Data, dump_tokenizers
 from brickformer.train import Progress, Result, RunFolder, fit, mean_loss
 from brickformer.train.files import write_json
@@ -43,7 +43,7 @@ class Session:
     def __init__(self, run: Run, folder: RunFolder | None, data: Data, *, resumed: bool) -> None:
         self.run, self.folder, self.data, self.resumed = run, folder, data, resumed
         torch.manual_seed(run.seed)  # initial values; then dropout
-        self.model = build(run.model).to(best_device())
+        self.model = run.model.build().to(best_device())
         check_lengths(self.model, data)
         self.trained = Trained(run, self.model, data.source, data.target)
 

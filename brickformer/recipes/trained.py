@@ -11,14 +11,12 @@ import torch
 
 from brickformer.errors import RunError, SpecError
 from brickformer.generate import Generation, Sampling, Stop, Writer, generate
-from brickformer.models import Decoder, DecoderModel, EncoderDecoder, EncoderDecoderModel, EncoderModel, ModelSpec
+from brickformer.models import AnyModel
 from brickformer.recipes.bricks import import_bricks
 from brickformer.recipes.run import Run
 from brickformer.spec import read
 from brickformer.tasks import Tokenizer, load_tokenizers
 from brickformer.train import RunFolder
-
-AnyModel = DecoderModel | EncoderDecoderModel | EncoderModel
 
 
 @final
@@ -38,7 +36,7 @@ class Trained:
         """The run in a folder, on `device` (a GPU where there is one). Errors: RunError: broken, cut off, no run."""
         folder = RunFolder.open(Path(path).expanduser())
         run = run_of(folder)
-        model = build(run.model)
+        model = run.model.build()
         step = folder.load_weights(model)
         file = folder.path / "tokenizer.json"
         if not file.exists():
@@ -111,17 +109,6 @@ def run_of(folder: RunFolder) -> Run:
         hint = " A brick of your own? Name its file: --use FILE.py" if ".kind: got" in str(e) else ""
         raise RunError(f"{e}{hint}") from None
     return run
-
-
-def build(spec: ModelSpec) -> AnyModel:
-    """The model of any model spec."""
-    match spec:
-        case Decoder() | EncoderDecoder():
-            return spec.build()
-        case _:
-            raise SpecError(
-                f"model: got {spec.kind!r}, which writes nothing; expected a decoder or an encoder_decoder."
-            )
 
 
 def best_device() -> torch.device:

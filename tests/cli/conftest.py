@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from brickformer import spec
 from brickformer.cli import main
+from brickformer.recipes.bricks import import_bricks
 
 TINY = """--steps 3 --set train.batch=4 --set task.train=20 --set task.valid=5 --set model.*.dim=16 --set
 model.*.layers.*.ffn.hidden=16""".split()
@@ -40,6 +42,8 @@ def brick(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
     """`brick("show", "gpt2")` in an empty folder, on a terminal of 80 columns."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
+    import_bricks()
+    monkeypatch.setattr(spec, "_REGISTRY", dict(spec._REGISTRY))  # bricks of --use stay with their test
 
     def run(*args: str | Path) -> Said:
         capsys.readouterr()

@@ -1,7 +1,7 @@
 """The table of bricks under contract. A new brick joins by adding one entry to its slot.
 
-A slot has bricks, and entries of the same brick are its options. A `Cell` picks one entry of every slot and builds a tiny
-model of them. `star` puts every brick into every family under every placement; `pairs` makes a short list of cells in
+A slot has bricks, and entries of the same brick are its options. A `Cell` picks one entry of every slot and builds a
+tiny model of them. `star` puts every brick into every family under every placement; `pairs` makes a short list of cells in
 which every entry meets every brick of every other slot. What cannot meet is listed in `refusal` with its reason, never
 left out in silence.
 """
@@ -31,6 +31,7 @@ from brickformer.mixers.latent import LatentAttention
 from brickformer.mixers.lstm import LSTM
 from brickformer.mixers.mamba import Mamba
 from brickformer.mixers.mamba2 import Mamba2
+from brickformer.mixers.shortconv import ShortConv
 from brickformer.models import AnyModel, Decoder, Encoder, EncoderDecoder
 from brickformer.moe import MoE, Router
 from brickformer.norms import DynamicTanh, LayerNorm, NormSpec, RMSNorm, ScaleNorm
@@ -82,6 +83,11 @@ def latent(causal: bool, position: PositionSpec | None, window: int | None = Non
     return LatentAttention(HEADS, rank=6, rope_dim=2, mask=Mask(causal, window), **given, **options)
 
 
+def shortconv(causal: bool, position: PositionSpec | None, window: int | None = None, **options: Any) -> MixerSpec:
+    """Attention behind a short convolution."""
+    return ShortConv(attention(causal, position, window), **options)
+
+
 def recurrent(made: MixerSpec) -> Mix:
     """A mixer that has no position and no mask, and reads one way."""
     return Mix(lambda causal, position: made, takes_position=False, two_way=False)
@@ -105,6 +111,8 @@ MIXERS: Mapping[str, Mix] = {
     "latent": Mix(latent),
     "latent_full": Mix(partial(latent, q_rank=5, head_dim=6, v_dim=3, norm=LayerNorm(), scale=0.4)),
     "latent_window": Mix(partial(latent, window=WINDOW, backend="reference")),
+    "shortconv": Mix(shortconv),
+    "shortconv_window": Mix(partial(shortconv, window=WINDOW, kernel=2)),
     "lstm": Mix(lambda causal, position: LSTM(bidirectional=not causal), takes_position=False),
     "lstm_one_way": recurrent(LSTM(hidden=12)),
     "mamba": recurrent(Mamba(state=3)),
@@ -276,7 +284,7 @@ class Cell:
 
 
 def shake(model: nn.Module, seed: int = 1) -> None:
-    """Add noise to every parameter: initial values are too small, and too regular, to show what a brick does with them."""
+    """Add noise to every parameter: initial values are too small and too regular to show what a brick does."""
     noise = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         size = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3

@@ -29,6 +29,7 @@ from brickformer.linear import FusedLinear
 from brickformer.mask import Span
 from brickformer.mixers.attention import AttentionMixer
 from brickformer.mixers.cross import Memory
+from brickformer.mixers.shortconv import ShortConv
 from brickformer.models import AnyModel, DecoderModel, EncoderDecoderModel, EncoderModel
 from brickformer.moe import Routing, TopKRouter
 from brickformer.positions import RandomPlaces
@@ -119,7 +120,10 @@ def reach(model: AnyModel) -> tuple[float, float]:
     spec = side_of(model).spec
     back = forward = 0.0
     for layer, mixer in list(zip(spec.layers, stack_of(model).mixers(), strict=True)) * spec.loops:
-        mask = getattr(layer.mixer, "mask", None)
+        own = layer.mixer
+        if isinstance(own, ShortConv):
+            back, own = back + own.kernel - 1, own.mixer
+        mask = getattr(own, "mask", None)
         step = math.inf if mask is None or mask.window is None else mask.window - 1
         back += step
         forward += 0 if mixer.causal else step
@@ -208,7 +212,9 @@ def reads_every_source_token(model: EncoderDecoderModel) -> None:
         (grad,) = torch.autograd.grad(_mixed(out[:, t]), x, retain_graph=True, allow_unused=True)
         assert grad is not None, "the source is not read at all"
         seen = grad.abs().amax(-1) > 0
-        assert torch.equal(seen, valid), f"target {t} depends on source tokens {seen.tolist()}, real are {valid.tolist()}"
+        assert torch.equal(seen, valid), (
+            f"target {t} depends on source tokens {seen.tolist()}, real are {valid.tolist()}"
+        )
 
 
 @torch.no_grad()
@@ -339,10 +345,10 @@ def state_clone(model: AnyModel) -> None:
     say(model, ids[:, :5], state=state, memory=memory)
     twin = state.clone()
     assert twin.nbytes == state.nbytes, "a clone holds another number of bytes"
-    feed(model, other[:, 5:], twin, [1, 3, 1], None, whole_other[:, 5:], "the clone")
-    assert (state.length, twin.length) == (5, 10), "the clone moved the clock of its original"
-    twin.select(torch.tensor([1, 1]))
-    feed(model, ids[:, 5:], state, [2, 2, 1], None, whole[:, 5:], "the original after its clone went on")
+    for a, b in ((5, 6), (6, 9), (9, 10)):  # in turns: whatever they share, one of them finds overwritten
+        feed(model, other[:, a:b], twin, [b - a], None, whole_other[:, a:b], "the clone")
+        assert (state.length, twin.length) == (a, b), "the clone moved the clock of its original"
+        feed(model, ids[:, a:b], state, [b - a], None, whole[:, a:b], "the original beside its clone")
 
 
 @torch.no_grad()
@@ -432,10 +438,13 @@ def source_padding_changes_nothing(model: EncoderDecoderModel) -> None:
 
 
 def nothing_but_padding(model: AnyModel) -> None:
-    """A row of padding only (and a source of padding only): finite outputs and gradients, other rows untouched."""
+    """A row of padding only: finite outputs and gradients, other rows untouched; a source of padding only: not read."""
     ids, memory = draw(model), memory_of(model)
     if isinstance(model, EncoderDecoderModel):
-        memory = model.encode(draw(model, tokens=SOURCE), torch.tensor([[True], [False]]).expand(-1, SOURCE))
+        real = torch.tensor([[True], [False]]).expand(-1, SOURCE)
+        src, other = draw(model, tokens=SOURCE), draw(model, tokens=SOURCE, seed=4)
+        memory, changed = model.encode(src, real), model.encode(torch.where(real, src, other), real)
+        close(model.decode(ids, changed), model.decode(ids, memory), "another source, all of it padding")
     valid = torch.tensor([[True], [False]]).expand(-1, TOKENS)
     at = Span.of(ids, valid=valid)
     x = vectors(model, ids, at).requires_grad_()
@@ -499,7 +508,9 @@ def eval_is_deterministic(model: AnyModel) -> None:
 @torch.no_grad()
 def train_without_dropout_equals_eval(model: AnyModel) -> None:
     """Where nothing is drawn (dropout, random places) or balanced on the way, training mode computes what eval does."""
-    assert all(m.p == 0.0 for m in model.modules() if isinstance(m, nn.Dropout)), "the model of this check drops nothing"
+    assert all(m.p == 0.0 for m in model.modules() if isinstance(m, nn.Dropout)), (
+        "the model of this check drops nothing"
+    )
     ids = draw(model)
     expected = say(model, ids, memory=memory_of(model))
     trained = _copy(model).train()  # a copy: training may move statistics
@@ -613,7 +624,9 @@ def _chosen_experts(model: AnyModel) -> Iterator[dict[str, list[int]]]:
     load: dict[str, list[int]] = {}
 
     def note(name: str, routing: Routing) -> None:
-        load[name] = [a + b for a, b in zip(load.get(name, [0] * len(routing.load)), routing.load.tolist(), strict=True)]
+        load[name] = [
+            a + b for a, b in zip(load.get(name, [0] * len(routing.load)), routing.load.tolist(), strict=True)
+        ]
 
     hooks = [
         m.register_forward_hook(lambda router, args, out, name=name: note(name.removesuffix(".router"), out))
@@ -744,5 +757,3 @@ def failures(model: AnyModel) -> list[str]:
         except Exception as e:  # a crash is a failure of that check, and must not hide the others
             found.append(f"{check.name}: {'' if isinstance(e, AssertionError) else type(e).__name__ + ': '}{e}")
     return found
-
-

@@ -41,7 +41,9 @@ def test_every_entry_meets_every_brick() -> None:
     met = set().union(*(meetings(dict(cell.items())) for cell in CELLS))
     possible = {meeting for meeting in all_meetings() if why_not(meeting) is None}
     assert met == possible, f"never met: {sorted(possible - met)}, met against the rules: {sorted(met - possible)}"
-    assert len(CELLS) <= 2 * max(len(a) * len({KIND[k, e] for e in b}) for a in SLOTS.values() for k, b in SLOTS.items())
+    assert len(CELLS) <= 2 * max(
+        len(a) * len({KIND[k, e] for e in b}) for a in SLOTS.values() for k, b in SLOTS.items()
+    )
 
 
 def _impossible() -> Iterator[object]:

@@ -32,7 +32,10 @@ BUILDS: list[tuple[Callable[[], Any], str]] = [
     (lambda: Attention(4, dropout=1.0), "attention.dropout: got 1.0, expected a probability from 0 to below 1"),
     (lambda: Attention(4, softcap=0.0), "attention.softcap: got 0.0, expected a cap above 0"),
     (lambda: Attention(4, mask=Mask(window=-1)), "mask.window: got -1, expected at least 1"),
-    (lambda: Attention(3).build(16), "attention.heads: got 3, expected a divisor of dim=16 (1, 2, 4, 8), or give head_dim"),
+    (
+        lambda: Attention(3).build(16),
+        "attention.heads: got 3, expected a divisor of dim=16 (1, 2, 4, 8), or give head_dim",
+    ),
     (lambda: Attention(4, head_dim=0).build(16), "attention.head_dim: got 0, expected at least 1"),
     (lambda: Attention(4, softcap=2.0, backend="sdpa").build(16), "'sdpa' cannot cap scores"),
     (lambda: Attention(4, dropout=0.1, backend="flex").build(16), "'flex' cannot drop weights"),
@@ -51,15 +54,33 @@ BUILDS: list[tuple[Callable[[], Any], str]] = [
     (lambda: Embed(dropout=2.0), "embed.dropout: got 2.0"),
     (lambda: Decoder(0, 16, (LAYER,)), "decoder.vocab: got 0, expected at least 1"),
     (lambda: Decoder(11, 0, (LAYER,)), "decoder.dim: got 0, expected at least 1"),
-    (lambda: Decoder(11, 16, ()).build(), "layers: got none, expected at least one. Use pattern([Layer(...)], depth=...)"),
+    (
+        lambda: Decoder(11, 16, ()).build(),
+        "layers: got none, expected at least one. Use pattern([Layer(...)], depth=...)",
+    ),
     (lambda: Decoder(11, 18, (LAYER, LAYER)).build(), "layers.0: attention.heads: got 4, expected a divisor of dim=18"),
-    (lambda: Decoder(11, 16, (LAYER, TWO_WAY)).build(), "decoder.layers.1.mixer: sees the future, which a decoder must not"),
+    (
+        lambda: Decoder(11, 16, (LAYER, TWO_WAY)).build(),
+        "decoder.layers.1.mixer: sees the future, which a decoder must not",
+    ),
     (lambda: Decoder(11, 16, (LAYER, READER)).build(), "decoder.layers.1.cross: there is no memory to read"),
-    (lambda: Encoder(11, 16, (TWO_WAY, LAYER)).build(), "encoder.layers.1.mixer: sees the past only. Give it mask=FULL"),
-    (lambda: Encoder(11, 16, (READER,)).build(), "encoder.layers.0.cross: an encoder has no memory to read. Remove it."),
-    (lambda: EncoderDecoder(ENCODER, Decoder(11, 8, (READER,))), "encoder.dim is 16, decoder.dim 8; expected one width"),
+    (
+        lambda: Encoder(11, 16, (TWO_WAY, LAYER)).build(),
+        "encoder.layers.1.mixer: sees the past only. Give it mask=FULL",
+    ),
+    (
+        lambda: Encoder(11, 16, (READER,)).build(),
+        "encoder.layers.0.cross: an encoder has no memory to read. Remove it.",
+    ),
+    (
+        lambda: EncoderDecoder(ENCODER, Decoder(11, 8, (READER,))),
+        "encoder.dim is 16, decoder.dim 8; expected one width",
+    ),
     (lambda: EncoderDecoder(ENCODER, Decoder(9, 16, (READER,)), shared=True), "the vocabularies differ (11 and 9)"),
-    (lambda: EncoderDecoder(ENCODER, Decoder(11, 16, (LAYER,))), "no layer has cross-attention, so the source would be"),
+    (
+        lambda: EncoderDecoder(ENCODER, Decoder(11, 16, (LAYER,))),
+        "no layer has cross-attention, so the source would be",
+    ),
     (lambda: EncoderDecoder(Encoder(11, 16, (LAYER,)), READING).build(), "encoder.layers.0.mixer: sees the past only"),
     (
         lambda: EncoderDecoder(ENCODER, Decoder(11, 16, (Layer(Attention(4, mask=FULL), MLP(8), Cross(4)),))).build(),
@@ -127,7 +148,9 @@ def test_a_full_cache_says_how_to_make_it_longer(decoder: DecoderModel) -> None:
 def test_the_state_of_another_model_is_refused(decoder: DecoderModel) -> None:
     ids = draw(decoder, tokens=2)
     one_layer = Decoder(11, 16, (LAYER,)).build().double()
-    with pytest.raises(StateError, match=r"the state has 1 layers, the model 2. Make it with this model's init_state\(\)"):
+    with pytest.raises(
+        StateError, match=r"the state has 1 layers, the model 2. Make it with this model's init_state\(\)"
+    ):
         decoder(ids, state=one_layer.init_state(2, 4))
     gqa = Cell(mixer="gqa").build()
     assert isinstance(gqa, DecoderModel)
@@ -176,7 +199,9 @@ def test_logits_of_an_encoder_without_a_head_are_refused() -> None:
 def test_a_decoder_without_its_memory_does_not_talk_to_itself(both: EncoderDecoderModel) -> None:
     tgt = draw(both)
     for state in (None, both.init_state(2, 10)):
-        with pytest.raises(StateError, match=r"got no memory, and the state holds none. Pass memory=model.encode\(src\)"):
+        with pytest.raises(
+            StateError, match=r"got no memory, and the state holds none. Pass memory=model.encode\(src\)"
+        ):
             both.decode(tgt, None, state=state)
     with pytest.raises(StateError, match="2 target rows for a memory of 3; expected as many"):
         both.decode(tgt, memory_of(both, 3))

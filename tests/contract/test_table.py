@@ -1,4 +1,4 @@
-"""The table of bricks is complete: whatever the package registers has an entry, and every choice of a field is tried."""
+"""The table of bricks is complete: whatever the package registers has an entry, every choice of a field is tried."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_backends_equal_the_loop(case: str, backend: Backend) -> None:
         bias = _bias(kind, q_at, k_at)
         expected = by_hand(attend, q, k, v, q_at, k_at, bias)
         got = attend(q, k, v, q_at, k_at, bias)
-        torch.testing.assert_close(got, expected, rtol=0, atol=1e-12, msg=lambda m: f"G={groups} {kind} {options}\n{m}")
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-12, msg=f"G={groups}, {kind} bias, {options}")
         weights = attend.weights(q, k, q_at, k_at, bias)
         said = weights @ v.repeat_interleave(H // groups, dim=1)
         torch.testing.assert_close(said, expected, rtol=0, atol=1e-12)
@@ -122,7 +122,10 @@ def test_weights_sum_to_one_or_to_nothing(case: str) -> None:
     total = Attend(mask).weights(q, k, q_at, k_at).sum(-1)
     blind = torch.tensor(
         [
-            [not any(_sees(mask, _of(q_at, b, t), _of(k_at, b, s)) for s in range(k_at.length)) for t in range(q_at.length)]
+            [
+                not any(_sees(mask, _of(q_at, b, t), _of(k_at, b, s)) for s in range(k_at.length))
+                for t in range(q_at.length)
+            ]
             for b in range(B)
         ]
     )[:, None].expand_as(total)
@@ -194,7 +197,10 @@ def test_large_scores_do_not_overflow(dtype: torch.dtype) -> None:
 
 
 def test_softcap_bounds_scores_before_the_bias() -> None:
-    q, k = torch.full((1, 1, 1, 4), 1e3, dtype=torch.float64), torch.tensor([[1e3] * 4, [-1e3] * 4], dtype=torch.float64)
+    q, k = (
+        torch.full((1, 1, 1, 4), 1e3, dtype=torch.float64),
+        torch.tensor([[1e3] * 4, [-1e3] * 4], dtype=torch.float64),
+    )
     allowed = torch.ones(1, 1, 1, 2, dtype=torch.bool)
     bias = torch.tensor([0.0, 2.0], dtype=torch.float64)[None, None, None]
     weights = attention_weights(q, k[None, None], allowed, bias=bias, softcap=1.5)
@@ -216,8 +222,18 @@ def test_softcap_bounds_scores_before_the_bias() -> None:
         (Attend(Mask(window=2)), Span(0, 5), Span(0, 5), "sdpa, dense mask (1, 1, 5, 5): a window of 2 over 5 keys"),
         (Attend(FULL), Span(0, 3), Span(0, 5, _PADDED), "sdpa, dense mask (2, 1, 1, 5): keys are padded"),
         (Attend(CAUSAL), Span(0, 5, _PADDED), Span(0, 5), "sdpa, dense mask (2, 1, 5, 5): queries are padded"),
-        (Attend(CAUSAL), Span(0, 5, None, _DOC), Span(0, 5, None, _DOC), "dense mask (2, 1, 5, 5): documents are packed"),
-        (Attend(CAUSAL, softcap=2.5), Span(0, 5), Span(0, 5), "reference, is_causal (soft cap 2.5, which sdpa cannot do)"),
+        (
+            Attend(CAUSAL),
+            Span(0, 5, None, _DOC),
+            Span(0, 5, None, _DOC),
+            "dense mask (2, 1, 5, 5): documents are packed",
+        ),
+        (
+            Attend(CAUSAL, softcap=2.5),
+            Span(0, 5),
+            Span(0, 5),
+            "reference, is_causal (soft cap 2.5, which sdpa cannot do)",
+        ),
         (Attend(CAUSAL, backend="flex"), Span(0, 5), Span(0, 5), "flex, is_causal"),
         (Attend(CAUSAL, backend="reference"), Span(0, 5), Span(0, 5), "reference, is_causal"),
     ],

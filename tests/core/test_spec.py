@@ -137,7 +137,10 @@ def test_it_is_a_value() -> None:
 # ---- strict ---------------------------------------------------------------------------------------------------------
 
 WRONG: list[tuple[Any, str]] = [
-    ({"kind": "toy_point", "x": "4"}, "spec.x: got '4' (str), expected int. Text is not a number: write 4 without quotes."),
+    (
+        {"kind": "toy_point", "x": "4"},
+        "spec.x: got '4' (str), expected int. Text is not a number: write 4 without quotes.",
+    ),
     ({"kind": "toy_point", "x": True}, "spec.x: got True (bool), expected int."),
     ({"kind": "toy_point", "x": 1.0}, "spec.x: got 1.0 (float), expected int."),
     ({"kind": "toy_point", "x": None}, "spec.x: got None (NoneType), expected int."),
@@ -154,14 +157,23 @@ WRONG: list[tuple[Any, str]] = [
     ({"x": 1}, "spec.kind: missing; expected one of: toy_point, toy_box."),
     (4, "spec: got 4 (int), expected ToySlot (toy_point, toy_box)."),
     (["toy_box"], "spec: got ['toy_box'] (list), expected ToySlot (toy_point, toy_box)."),
-    ({"kind": "toy_box", "side": "lefd"}, "spec.side: got 'lefd' (str), expected 'left' | 'right' | 3. did you mean 'left'?"),
+    (
+        {"kind": "toy_box", "side": "lefd"},
+        "spec.side: got 'lefd' (str), expected 'left' | 'right' | 3. did you mean 'left'?",
+    ),
     ({"kind": "toy_box", "side": 3.0}, "spec.side: got 3.0 (float), expected 'left' | 'right' | 3."),
     ({"kind": "toy_box", "points": {"x": 1}}, "spec.points: got {'x': 1} (dict), expected a list."),
     ({"kind": "toy_box", "points": [{"x": 1}, {"x": "a"}]}, "spec.points.1.x: got 'a' (str), expected int."),
     ({"kind": "toy_box", "pair": [1]}, "spec.pair: got [1] (list), expected a list of 2."),
     ({"kind": "toy_box", "pair": [1, 2]}, "spec.pair.1: got 2 (int), expected str."),
-    ({"kind": "toy_box", "inside": {"kind": "toy_box", "inside": {"kind": "toy_point", "x": []}}}, "spec.inside.inside.x: got []"),
-    ({"kind": "toy_box", "inside": {"kind": "toy_box", "size": 13}}, "spec.inside: toy_box.size: got 13, expected a lucky number. Take 7."),
+    (
+        {"kind": "toy_box", "inside": {"kind": "toy_box", "inside": {"kind": "toy_point", "x": []}}},
+        "spec.inside.inside.x: got []",
+    ),
+    (
+        {"kind": "toy_box", "inside": {"kind": "toy_box", "size": 13}},
+        "spec.inside: toy_box.size: got 13, expected a lucky number. Take 7.",
+    ),
     ({"kind": "toy_box", "size": "x"}, "spec.size"),
     ({"kind": "toy_box", "size": ["x"]}, "spec.size"),
     ({"kind": "toy_box", "size": {"kind": ["x"]}}, "spec.size"),
@@ -190,17 +202,34 @@ def test_right_data_is_taken_as_it_is() -> None:
     assert read(ToySlot, "toy_box") == Box()
     assert read(Point, {"x": 3}) == Point(3)
     assert read(ToySlot, Point(1)) == Point(1)
-    full = {"inside": {"kind": "toy_point", "x": 1}, "side": 3, "points": [{"x": 2}], "pair": [1, "a"], "size": {"x": 5}}
+    full = {
+        "inside": {"kind": "toy_point", "x": 1},
+        "side": 3,
+        "points": [{"x": 2}],
+        "pair": [1, "a"],
+        "size": {"x": 5},
+    }
     assert read(Box, full) == Box(Point(1), 3, (Point(2),), (1, "a"), Point(5))
     assert Box(points=[{"x": 2}]) == Box(points=(Point(2),))  # type: ignore[arg-type]
 
 
-@given(st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(sorted(_REGISTRY)),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["kind", "x", "size", "layers", "mixer", "vocab", "heads"]), inner, max_size=4),
-    max_leaves=8,
-))
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats()
+        | st.text(max_size=5)
+        | st.sampled_from(sorted(_REGISTRY)),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["kind", "x", "size", "layers", "mixer", "vocab", "heads"]), inner, max_size=4
+            )
+        ),
+        max_leaves=8,
+    )
+)
 def test_any_plain_data_is_read_or_refused(data: Any) -> None:
     """Whatever stands in a file: a spec that writes itself back, or a SpecError; never another exception."""
     for slot in (ToySlot, ModelSpec):
@@ -278,7 +307,7 @@ def test_but_refuses_what_does_not_fit(path: str, value: Any, says: str) -> None
         ("a=true", "a", True),
         ("a=null", "a", None),
         ("place=post", "place", "post"),
-        (" a ={\"kind\": \"rope\"}", "a", {"kind": "rope"}),
+        (' a ={"kind": "rope"}', "a", {"kind": "rope"}),
         ("a=b=c", "a", "b=c"),
         ("a=", "a", ""),
     ],
@@ -319,7 +348,9 @@ def test_a_users_brick_joins_the_union_of_its_slot(registry: dict[str, type[Spec
 
 
 def test_two_specs_with_one_name_are_refused(registry: dict[str, type[Spec]]) -> None:
-    with pytest.raises(SpecError, match=r"@spec\('rmsnorm'\).*already belongs to brickformer\.norms\.RMSNorm. Choose another"):
+    with pytest.raises(
+        SpecError, match=r"@spec\('rmsnorm'\).*already belongs to brickformer\.norms\.RMSNorm. Choose another"
+    ):
 
         @spec("rmsnorm")
         class Another(NormSpec):

@@ -208,7 +208,9 @@ def test_a_call_that_does_not_follow_on_is_refused() -> None:
     state.advance(Span(0, 3))
     state.check_next(Span(3, 1))
     for start in (0, 2, 4):
-        with pytest.raises(StateError, match=rf"has 3 slots written; the call starts at slot {start}. Use at=state.next"):
+        with pytest.raises(
+            StateError, match=rf"has 3 slots written; the call starts at slot {start}. Use at=state.next"
+        ):
             state.check_next(Span(start, 1))
     state.advance(Span(3, 1, torch.tensor([[3], [EMPTY]])))
     state.check_next(state.next(1))

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from brickformer import spec
 from brickformer.cli import main
+from brickformer.recipes.bricks import import_bricks
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [p for p in (ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted(ROOT.glob("docs/*.md"))) if p.is_file()]
@@ -32,9 +36,12 @@ def blocks(document: Path, kind: str) -> list[tuple[int, str]]:
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS if blocks(d, "python")], ids=lambda d: d.name)
 def test_python_blocks_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {"__name__": document.stem}
+    import_bricks()
+    monkeypatch.setattr(spec, "_REGISTRY", dict(spec._REGISTRY))  # bricks of the examples stay with them
+    module = ModuleType(f"example_{document.stem}".replace(".", "_"))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     for line, code in blocks(document, "python"):
-        exec(compile("\n" * (line - 1) + code, str(document), "exec"), names)
+        exec(compile("\n" * (line - 1) + code, str(document), "exec"), module.__dict__)
 
 
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS if blocks(d, "console")], ids=lambda d: d.name)

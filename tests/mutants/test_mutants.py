@@ -16,7 +16,9 @@ pytestmark = pytest.mark.unchecked
 
 def home(text: str) -> str:
     """The module of the package in which a text stands, once."""
-    found = [file for file in sorted(ROOT.glob("brickformer/**/*.py")) for _ in range(file.read_text("utf-8").count(text))]
+    found = [
+        file for file in sorted(ROOT.glob("brickformer/**/*.py")) for _ in range(file.read_text("utf-8").count(text))
+    ]
     assert len(found) == 1, f"{text!r} stands in {[str(file.relative_to(ROOT)) for file in found]}, expected one place"
     return ".".join(Path(found[0]).relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
@@ -55,7 +57,7 @@ def test_a_copy_is_the_same_package_and_leaves_no_trace() -> None:
         ids = checks.draw(copy)
         told = checks.say(copy, ids)
     assert torch.equal(told, Cell().build()(ids))
-    assert brickformer.spec._REGISTRY == before
+    assert before == brickformer.spec._REGISTRY
     assert type(Cell().build()) is brickformer.models.DecoderModel
 
 

@@ -1,7 +1,8 @@
 """A second Transformer, written from the papers and from nothing else: einsum, loops, every formula in full.
 
-It shares no line with the package and imports none. A model comes in as plain data: the dictionary that a spec writes,
-and weights by name. What it does not know it refuses (`Unknown`), so that a test cannot pass by comparing nothing.
+It shares no line with the package and imports none. A model comes in as plain data: the dictionary that a spec
+writes, and weights by name. What it does not know it refuses (`UnknownBrickError`), so that a test cannot pass by
+comparing nothing.
 
 Letters: b row, t query token, s key token, h head, g key head, d model width, k head width, e expert.
 `where[b, t]` is the position of a token, or None for padding; `doc[b, t]` its document.
@@ -20,7 +21,7 @@ Data = dict[str, Any]
 FORBIDDEN = -1e30  # added to a score that must not count; not 0, which would still get weight
 
 
-class Unknown(Exception):
+class UnknownBrickError(Exception):
     """A brick or an option that this file does not know."""
 
 
@@ -95,7 +96,9 @@ def _embed(spec: Data, w: Weights, ids: Tensor, at: Tokens) -> Tensor:
     if embed["scaled"]:
         x = x * math.sqrt(spec["dim"])
     if embed["position"] is not None:
-        added = [[_absolute(embed["position"], w, at.place(b, t), spec["dim"]) for t in range(tokens)] for b in range(rows)]
+        added = [
+            [_absolute(embed["position"], w, at.place(b, t), spec["dim"]) for t in range(tokens)] for b in range(rows)
+        ]
         x = x + torch.stack([torch.stack(row) for row in added])
     return x if embed["norm"] is None else _norm(embed["norm"], w.below("norm"), x)
 
@@ -131,7 +134,11 @@ def _layer(layer: Data, w: Weights, x: Tensor, at: Tokens, memory: tuple[Tensor,
         assert memory is not None
         value, there = memory
         x = _residual(
-            layer, w.below("around_cross"), x, lambda h: _cross(layer["cross"], w.below("cross"), h, value, there), depth
+            layer,
+            w.below("around_cross"),
+            x,
+            lambda h: _cross(layer["cross"], w.below("cross"), h, value, there),
+            depth,
         )
     return _residual(layer, w.below("around_ffn"), x, forward, depth)
 
@@ -159,7 +166,7 @@ def _residual(layer: Data, w: Weights, x: Tensor, branch: Any, depth: int) -> Te
             alpha = ((3 if layer["cross"] else 2) * depth) ** 0.25
             return norm("after", alpha * x + scaled(branch(x)))
         case other:
-            raise Unknown(other)
+            raise UnknownBrickError(other)
 
 
 # ---- norms, activations, feed-forward -------------------------------------------------------------------------------
@@ -181,7 +188,7 @@ def _norm(norm: Data, w: Weights, x: Tensor) -> Tensor:
         case "dynamictanh":
             return torch.tanh(w("alpha") * x) * w("gain") + w("bias")
         case other:
-            raise Unknown(other)
+            raise UnknownBrickError(other)
 
 
 def _activation(name: str, x: Tensor) -> Tensor:
@@ -197,7 +204,7 @@ def _activation(name: str, x: Tensor) -> Tensor:
         case "gelu_tanh":
             return x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
         case other:
-            raise Unknown(other)
+            raise UnknownBrickError(other)
 
 
 def _linear(w: Weights, name: str, x: Tensor) -> Tensor:
@@ -218,14 +225,16 @@ def _feed_forward(ffn: Data, w: Weights, x: Tensor) -> Tensor:
             y = torch.stack([torch.stack([_experts(ffn, w, token) for token in row]) for row in x])
             return y if ffn["shared"] is None else y + _feed_forward(ffn["shared"], w.below("shared"), x)
         case other:
-            raise Unknown(other)
+            raise UnknownBrickError(other)
 
 
 def _experts(moe: Data, w: Weights, x: Tensor) -> Tensor:
     """One token: its best experts, weighted by their scores."""
     router = moe["router"]
     logits = torch.einsum("d,ed->e", x, w("router.project.weight"))
-    score = torch.exp(logits) / torch.exp(logits).sum() if router["score"] == "softmax" else 1 / (1 + torch.exp(-logits))
+    score = (
+        torch.exp(logits) / torch.exp(logits).sum() if router["score"] == "softmax" else 1 / (1 + torch.exp(-logits))
+    )
     ranked = sorted(range(moe["experts"]), key=lambda e: -float((score[e] + w("router.bias")[e]).detach()))
     best = ranked[: router["top_k"]]
     total = sum(score[e] for e in best) if router["normalize"] else 1.0
@@ -245,8 +254,26 @@ def _mixer(mixer: Data, w: Weights, x: Tensor, at: Tokens) -> Tensor:
             return _differential(mixer, w, x, at)
         case "latent":
             return _latent(mixer, w, x, at)
+        case "shortconv":
+            return _mixer(mixer["mixer"], w.below("mixer"), _convolve(mixer["kernel"], w, x, at), at)
         case other:
-            raise Unknown(other)
+            raise UnknownBrickError(other)
+
+
+def _convolve(kernel: int, w: Weights, x: Tensor, at: Tokens) -> Tensor:
+    """Each token with the few before it in its row and document, channel by channel (arXiv 2512.17351)."""
+    rows = []
+    for b, where in enumerate(at.where):
+        said = []
+        for t, p in enumerate(where):
+            y = x[b, t] * w("weight")[0]
+            for s, r in enumerate(where):
+                same = at.doc is None or at.doc[b][s] == at.doc[b][t]
+                if p is not None and r is not None and same and 0 < p - r < kernel:
+                    y = y + x[b, s] * w("weight")[p - r]
+            said.append(y)
+        rows.append(torch.stack(said))
+    return torch.stack(rows)
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:
@@ -402,7 +429,7 @@ def _absolute(position: Data, w: Weights, p: int, d: int) -> Tensor:
             values = [math.sin(a) if i % 2 == 0 else math.cos(a) for i, a in enumerate(angles)]
             return torch.tensor(values, dtype=torch.float32).double()
         case other:
-            raise Unknown(other)
+            raise UnknownBrickError(other)
 
 
 def _turn(position: Data | None, x: Tensor, at: Tokens) -> Tensor:
@@ -410,7 +437,7 @@ def _turn(position: Data | None, x: Tensor, at: Tokens) -> Tensor:
     if position is None or position["kind"] in ("alibi", "t5bias"):
         return x
     if position["kind"] != "rope":
-        raise Unknown(position["kind"])
+        raise UnknownBrickError(position["kind"])
     width = position["width"] or x.shape[-1]
     rates = _rates(position, width)
     out = []
@@ -439,7 +466,7 @@ def _rates(position: Data, width: int) -> list[float]:
             larger = theta * scaling["factor"] ** (width / (width - 2)) if width > 2 else theta
             return [larger ** (-2 * i / width) for i in range(width // 2)]
         case other:
-            raise Unknown(other)
+            raise UnknownBrickError(other)
 
 
 def _bias(position: Data | None, w: Weights, q: Tokens, k: Tokens, heads: int, causal: bool) -> Tensor | None:
@@ -452,14 +479,18 @@ def _bias(position: Data | None, w: Weights, q: Tokens, k: Tokens, heads: int, c
         match position["kind"]:
             case "alibi":  # arXiv 2108.12409, for heads that are a power of two
                 if heads & (heads - 1):
-                    raise Unknown(f"alibi with {heads} heads")
+                    raise UnknownBrickError(f"alibi with {heads} heads")
                 distance = torch.tensor(apart, dtype=torch.float64).abs()
                 rows.append(torch.stack([-(2 ** (-8 * (h + 1) / heads)) * distance for h in range(heads)]))
             case "t5bias":  # arXiv 1910.10683, 2.1
-                where = [[_bucket(n, position["buckets"], position["max_distance"], causal) for n in row] for row in apart]
-                rows.append(torch.stack([torch.stack([w("table.weight")[i] for i in r]) for r in where]).permute(2, 0, 1))
+                where = [
+                    [_bucket(n, position["buckets"], position["max_distance"], causal) for n in row] for row in apart
+                ]
+                rows.append(
+                    torch.stack([torch.stack([w("table.weight")[i] for i in r]) for r in where]).permute(2, 0, 1)
+                )
             case other:
-                raise Unknown(other)
+                raise UnknownBrickError(other)
     return torch.stack(rows)
 
 

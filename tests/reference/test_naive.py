@@ -9,7 +9,7 @@ import pytest
 import torch
 from contract.bricks import Cell, pairs
 from contract.checks import close, draw
-from reference.naive import Tokens, Unknown, Weights, decode, encode, encode_with_head, translate
+from reference.naive import Tokens, UnknownBrickError, Weights, decode, encode, encode_with_head, translate
 from torch import Tensor
 
 from brickformer.mask import EMPTY, Span
@@ -39,7 +39,9 @@ def kinds(data: Any) -> set[str]:
 def tokens(at: Span, rows: int) -> Tokens:
     """Where tokens are, as plain numbers."""
     where = at.positions(torch.device("cpu")).expand(rows, -1).tolist()
-    return Tokens([[None if p == EMPTY else p for p in row] for row in where], None if at.doc is None else at.doc.tolist())
+    return Tokens(
+        [[None if p == EMPTY else p for p in row] for row in where], None if at.doc is None else at.doc.tolist()
+    )
 
 
 def ours(model: AnyModel, ids: Tensor, at: Span) -> Tensor:
@@ -123,12 +125,17 @@ def test_the_reference_can_tell() -> None:
     ids, w = draw(model, 3, 5), Weights(dict(model.state_dict()))
     at = tokens(Span(0, 5), 3)
     right = decode(model.spec.to_dict(), w, ids, at)
-    for path, value in (("mixer.scale", 1.0), ("mixer.position", None), ("mixer.mask.causal", False), ("place", "branch")):
+    for path, value in (
+        ("mixer.scale", 1.0),
+        ("mixer.position", None),
+        ("mixer.mask.causal", False),
+        ("place", "branch"),
+    ):
         try:
             other = decode(model.spec.but(**{f"layers.*.{path}": value}).to_dict(), w, ids, at)
         except KeyError:
             continue  # other parameters: noticed as well
         assert (other - right).abs().max() > 1e-3, path
-    with pytest.raises(Unknown):
+    with pytest.raises(UnknownBrickError):
         decode(Cell(mixer="mamba", position="none").spec().to_dict(), w, ids, at)
     assert math.isfinite(float(right.sum()))

@@ -94,9 +94,7 @@ def layers_of(theirs: Any, *, first: bool, cross: bool) -> nn.Module:
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("first", [True, False], ids=["pre", "post"])
 def test_encoder_layer(first: bool, activation: str) -> None:
-    theirs = shaken(
-        nn.TransformerEncoderLayer(DIM, HEADS, HIDDEN, 0.0, activation, norm_first=first, batch_first=True)
-    )
+    theirs = shaken(nn.TransformerEncoderLayer(DIM, HEADS, HIDDEN, 0.0, activation, norm_first=first, batch_first=True))
     mine = layers_of(theirs, first=first, cross=False)
     x = torch.randn(B, T, DIM, dtype=torch.float64)
     close(mine(x, Span(0, T)), theirs(x), "no padding", EXACT)

@@ -76,9 +76,7 @@ def built(kind: Any, **options: Any) -> Any:
 
 def parts(prefix: str, theirs: Theirs, table: dict[str, Any]) -> dict[str, Tensor]:
     """Our names -> tensors; a table says where each comes from: their name, or a function of their parameters."""
-    return {
-        f"{prefix}{mine}": theirs(made) if isinstance(made, str) else made(theirs) for mine, made in table.items()
-    }
+    return {f"{prefix}{mine}": theirs(made) if isinstance(made, str) else made(theirs) for mine, made in table.items()}
 
 
 def cat(*names: str) -> Make:
@@ -142,7 +140,9 @@ def rope(kind: str = "default", theta: float = 10_000.0, **options: Any) -> dict
 def llama(position: Rope, rope_options: dict[str, Any], kind: Any = hf.LlamaForCausalLM, **mixer: Any) -> Family:
     layer = Layer(Attention(H, kv_heads=G, position=position, **mixer), GLU(F), norm=RMSNorm(eps=1e-6))
     spec = Decoder(V, D, pattern([layer], L), head=Head(tied=False))
-    return Family(spec, kind, {**LLAMA_SIZES, "rms_norm_eps": 1e-6, **rope_options}, dict(LLAMA_LAYER), dict(LLAMA_REST))
+    return Family(
+        spec, kind, {**LLAMA_SIZES, "rms_norm_eps": 1e-6, **rope_options}, dict(LLAMA_LAYER), dict(LLAMA_REST)
+    )
 
 
 def mistral() -> Family:
@@ -181,17 +181,21 @@ def gemma2() -> Family:
         "stack.norm.weight": lambda t: 1 + t("model.norm.weight"),
         "head.project.weight": "model.embed_tokens.weight",
     }
-    options = LLAMA_SIZES | rope() | {
-        "head_dim": 6,
-        "sliding_window": 3,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "attn_logit_softcapping": 5.0,
-        "final_logit_softcapping": 7.0,
-        "query_pre_attn_scalar": 9,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": True,
-    }
+    options = (
+        LLAMA_SIZES
+        | rope()
+        | {
+            "head_dim": 6,
+            "sliding_window": 3,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 7.0,
+            "query_pre_attn_scalar": 9,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": True,
+        }
+    )
     spec = Decoder(V, D, tuple(layers), embed=Embed(scaled=True), head=Head(softcap=7.0))
     return Family(spec, hf.Gemma2ForCausalLM, options, layer, rest)
 
@@ -307,16 +311,20 @@ def deepseek_v2() -> Family:
         "mixer.norm.weight": "self_attn.kv_a_layernorm.weight",
         "mixer.up.weight": by_head("self_attn.kv_b_proj.weight", 4, 3),
     }
-    options = LLAMA_SIZES | rope() | {
-        "num_key_value_heads": H,
-        "first_k_dense_replace": L,
-        "q_lora_rank": 5,
-        "kv_lora_rank": 6,
-        "qk_nope_head_dim": 4,
-        "qk_rope_head_dim": 2,
-        "v_head_dim": 3,
-        "rms_norm_eps": 1e-6,
-    }
+    options = (
+        LLAMA_SIZES
+        | rope()
+        | {
+            "num_key_value_heads": H,
+            "first_k_dense_replace": L,
+            "q_lora_rank": 5,
+            "kv_lora_rank": 6,
+            "qk_nope_head_dim": 4,
+            "qk_rope_head_dim": 2,
+            "v_head_dim": 3,
+            "rms_norm_eps": 1e-6,
+        }
+    )
     return Family(spec, hf.DeepseekV2ForCausalLM, options, table, dict(LLAMA_REST))
 
 
@@ -339,7 +347,9 @@ FAMILIES: dict[str, Callable[[], Family]] = {
     "llama": lambda: llama(Rope(), rope()),
     "llama3": lambda: llama(
         Rope(theta=20.0, scaling=LLAMA3),
-        rope("llama3", 20.0, factor=4.0, original_max_position_embeddings=16, low_freq_factor=1.0, high_freq_factor=4.0),
+        rope(
+            "llama3", 20.0, factor=4.0, original_max_position_embeddings=16, low_freq_factor=1.0, high_freq_factor=4.0
+        ),
     ),
     "yarn": lambda: llama(
         Rope(theta=20.0, scaling=Yarn(factor=4.0, original=16, fast=3.0, slow=0.5)),
@@ -488,7 +498,9 @@ def test_t5_buckets(buckets: int, far: int, causal: bool) -> None:
 # ---- encoder --------------------------------------------------------------------------------------------------------
 
 
-def encoder_layer(attention: str, *, cross: str | None = None, fc: tuple[str, str], norms: tuple[str, ...]) -> dict[str, Any]:
+def encoder_layer(
+    attention: str, *, cross: str | None = None, fc: tuple[str, str], norms: tuple[str, ...]
+) -> dict[str, Any]:
     """A post-norm layer of BERT's and BART's kind; attention: where q, k, v and the output projection are named."""
     q, k, v, out = attention.split()
     table = {
