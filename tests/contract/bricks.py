@@ -1,7 +1,7 @@
 """The table of bricks under contract. A new brick joins by adding one entry to its slot.
 
 A slot has bricks, and entries of the same brick are its options. A `Cell` picks one entry of every slot and builds a
-tiny model of them. `star` puts every brick into every family under every placement; `pairs` makes a short list of cells in
+model of them. `star` puts every brick into every family under every placement; `pairs` makes a short list in which
 which every entry meets every brick of every other slot. What cannot meet is listed in `refusal` with its reason, never
 left out in silence.
 """
