@@ -2,7 +2,7 @@
 
 A slot has bricks, and entries of the same brick are its options. A `Cell` picks one entry of every slot and builds a
 model of them. `star` puts every brick into every family under every placement; `pairs` makes a short list in which
-which every entry meets every brick of every other slot. What cannot meet is listed in `refusal` with its reason, never
+every entry meets every brick of every other slot. What cannot meet is listed in `refusal` with its reason, never
 left out in silence.
 """
 
