@@ -19,7 +19,7 @@ from brickformer.errors import BrickError
 
 ABOUT = "Assemble a Transformer from bricks, train it, use it."
 EPILOG = """start here:
-  brick train reverse               learn to say digits backwards, in under a minute
+  brick train reverse               learn to say digits backwards, in a minute
   brick generate runs/reverse-001 "7 1 4"
 
 Every verb has its own help: brick train --help"""

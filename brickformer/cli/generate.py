@@ -10,20 +10,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from brickformer.generate import Sampling, Stop
+    from brickformer.generate import Beam, Result, Sampling, Stop
     from brickformer.recipes import Trained
 
-ABOUT = """Answer items with a trained run, one line each; a language model goes on with them instead.
+ABOUT = """Answer items with a trained run, one line each; a language model goes on with
+them instead.
 
-ITEM is a text, or a file with one item a line; without any, items are read from standard input. An item that cannot be
-answered is named on standard error, the others go on, and the exit code is 2."""
+ITEM is a text, or a file with one item a line; without any, items are read from
+standard input. An item that cannot be answered is named on standard error, the
+others go on, and the exit code is 2."""
 EXAMPLES = """examples:
   brick generate runs/reverse-001 "7 1 4"
   brick generate runs/pairs-001 sentences.txt > answers.txt
-  brick generate runs/text-001 "Once upon" --set temperature=0.5 --set max_tokens=500
+  brick generate runs/text-001 "Once upon" --set temperature=0.5
 
---set reaches: temperature (0: the most probable token), top_k, top_p, min_p, repetition, seed, max_tokens, texts, ...
-(`brick list sampling`, `brick list stop`)"""
+--set reaches how a token is chosen (temperature: 0 takes the most probable;
+top_k, top_p, seed, ...), where an answer ends (max_tokens, texts, ...) and beam
+search (width, ...): see `brick list sampling`, `brick list stop`, `... beam`."""
 CHUNK: Final = 256  # items answered together
 
 
@@ -50,38 +53,60 @@ def generate(args: argparse.Namespace) -> int:
     from brickformer.recipes import Trained
 
     trained = Trained.open(args.run)
-    sampling, stop = chosen(trained, args.settings)
+    sampling, stop, beam = chosen(trained, args.settings)
+    live = beam is None and trained.writes_text and sys.stdout.isatty() and not args.no_cache
+    at_once = 1 if live or (not args.items and sys.stdin.isatty()) else CHUNK
     failed = False
-    for chunk in chunks(read_items(args.items), 1 if not args.items and sys.stdin.isatty() else CHUNK):
-        failed |= answer(trained, chunk, sampling, stop, args)
+    for chunk in chunks(read_items(args.items), at_once):
+        asked = [text for where, text in chunk if text.strip() or not where]
+        if live and asked:
+            results, stats = [written(trained, asked[0], sampling, stop)], None
+        elif beam is not None:
+            generation = trained.search(asked, beam, stop, use_cache=not args.no_cache)
+            results, stats = generation.results, generation.stats
+        else:
+            generation = trained.generate(asked, sampling, stop, use_cache=not args.no_cache)
+            results, stats = generation.results, generation.stats
+        failed |= answer(chunk, results, shown=live, prompt=trained.writes_text)
+        if args.stats and stats is not None:
+            print(stats, file=sys.stderr)
     return 2 if failed else 0
 
 
-def chosen(trained: Trained, settings: Sequence[str]) -> tuple[Sampling, Stop]:
-    """Sampling and stop with every --set in the one that has the field. Errors: SpecError."""
+def chosen(trained: Trained, settings: Sequence[str]) -> tuple[Sampling, Stop, Beam | None]:
+    """Sampling, stop and beam with every --set in the one that has the field; a beam only when asked for one."""
     from brickformer.cli.settings import changed, parsed
     from brickformer.errors import SpecError, nearest
-    from brickformer.generate import Sampling, Stop
+    from brickformer.generate import Beam, Sampling, Stop
     from brickformer.spec import fields_of
 
     pairs = parsed(settings)
-    known = {**fields_of(Sampling), **fields_of(Stop)}
+    known = [*fields_of(Sampling), *fields_of(Stop), *fields_of(Beam)]
     for name, _ in pairs:
         if name not in known:
             raise SpecError(f"--set {name}: no such setting; {nearest(name, known)}")
-    return (
-        changed(trained.sampling, [p for p in pairs if p[0] in fields_of(Sampling)]),
-        changed(Stop(), [p for p in pairs if p[0] in fields_of(Stop)]),
-    )
+    drawing, ending, searching = ([p for p in pairs if p[0] in fields_of(kind)] for kind in (Sampling, Stop, Beam))
+    if searching and drawing:
+        raise SpecError(
+            f"--set {drawing[0][0]}: a beam search ({searching[0][0]}) draws nothing. Leave one of them out."
+        )
+    beam = changed(Beam(), searching) if searching else None
+    return changed(trained.sampling, drawing), changed(Stop(), ending), beam
 
 
 def read_items(items: Sequence[str]) -> Iterator[tuple[str, str]]:
     """(where it comes from, text) of every item: "" for the command line, file and line number elsewhere."""
+    from brickformer.errors import DataError
     from brickformer.tasks import read_lines
 
     if not items:
-        for number, line in enumerate(sys.stdin, 1):
-            yield f"standard input, line {number}", line.rstrip("\n")
+        number = 0
+        try:
+            for line in sys.stdin:
+                number += 1
+                yield f"standard input, line {number}", line.rstrip("\n")
+        except UnicodeDecodeError:
+            raise DataError(f"standard input, after line {number}: not UTF-8 text. Save it as UTF-8.") from None
     for item in items:
         if len(item) < 4096 and "\n" not in item and Path(item).is_file():
             for number, line in read_lines(item):
@@ -96,29 +121,39 @@ def chunks(items: Iterator[tuple[str, str]], size: int) -> Iterator[list[tuple[s
         yield chunk
 
 
-def answer(
-    trained: Trained, chunk: list[tuple[str, str]], sampling: Sampling, stop: Stop, args: argparse.Namespace
-) -> bool:
-    """Print the answers in order; True when one failed. A blank line stays blank, so that line i answers line i."""
+def written(trained: Trained, text: str, sampling: Sampling, stop: Stop) -> Result:
+    """Show a continuation while it is being written."""
+    pieces = trained.stream(text, sampling, stop)
+    if pieces.result.error is None:
+        print(text, end="", flush=True)
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    if pieces.result.error is None:
+        print()
+    return pieces.result
+
+
+def answer(chunk: Sequence[tuple[str, str]], results: Sequence[Result], *, shown: bool, prompt: bool) -> bool:
+    """Print the answers in order; True when one failed. A blank line stays blank, so that line i answers line i.
+
+    shown: they have been printed while they were written. prompt: print it before its answer.
+    """
     from brickformer.look.amounts import cut
 
-    asked = [text for where, text in chunk if text.strip() or not where]
-    generation = trained.generate(asked, sampling, stop, use_cache=not args.no_cache)
-    results = iter(generation.results)
-    failed = False
+    failed, number = False, 0
     for where, text in chunk:
         if where and not text.strip():
             print()
             continue
-        result = next(results)
-        if result.error is not None:
-            failed = True
-            sys.stdout.flush()
-            print(f"brick: {where or repr(cut(text, 30))}, {str(result.error).removeprefix('text, ')}", file=sys.stderr)
-            if where:
-                print()
-        else:
-            print(f"{text}{result.text}" if trained.writes_text else result.text)
-    if args.stats:
-        print(generation.stats, file=sys.stderr)
+        for result in (r for r in results if r.prompt == number):
+            if result.error is not None:
+                failed = True
+                sys.stdout.flush()
+                about = str(result.error).removeprefix("text, ")
+                print(f"brick: {where or repr(cut(text, 30))}, {about}", file=sys.stderr)
+                if where:
+                    print()
+            elif not shown:
+                print(f"{text}{result.text}" if prompt else result.text)
+        number += 1
     return failed

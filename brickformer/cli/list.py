@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 if TYPE_CHECKING:
     from brickformer.spec import Spec
 
-ABOUT = "Every brick there is: its slot, what it does, its paper, and its options as  name: type = default."
+ABOUT = """Every brick there is: its slot, what it does, its paper, and its options as
+name: type = default. One brick alone is shown with all that is known of it."""
 INDENT = " " * 18
 KEEP = "\xa0"  # a space where no line is broken
 EXAMPLES = """examples:

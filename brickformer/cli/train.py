@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from brickformer.recipes import Run, Session
+    from brickformer.recipes.session import Example
     from brickformer.train import Result
 
 ABOUT = """Train a recipe and keep the result in a folder of its own.
 
   reverse   made-up digits: 7 1 4 -> 4 1 7
   text      a decoder that goes on with any text, character by character
-  pairs     an encoder-decoder for any file of pairs: source TAB target, one a line"""
+  pairs     an encoder-decoder for two columns: source TAB target, one a line"""
 EXAMPLES = """examples:
   brick train reverse
   brick train text --data book.txt --steps 5000
@@ -24,7 +26,8 @@ EXAMPLES = """examples:
   brick train reverse --set model.*.layers.*.place=post --name post
   brick train --resume runs/text-001
 
---set reaches every field of the run: task.*, model.*, train.*; `brick list` has them all."""
+--set reaches every field of the run: task.*, model.*, train.*; `brick list` has
+them all. * stands for every layer, or every part that has such a field."""
 
 
 def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser) -> None:
@@ -43,7 +46,7 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
     p.add_argument("--steps", metavar="N", type=int, help="how long; short for --set train.steps=N")
     p.add_argument("--seed", metavar="N", type=int, help="of the data, the initial values, the dropout (default 0)")
     p.add_argument("--name", metavar="NAME", help="of the folder (default: the recipe)")
-    p.add_argument("--out", metavar="DIR", default="runs", help="where the folder goes (default: runs)")
+    p.add_argument("--out", metavar="DIR", help="where the folder goes (default: runs)")
     p.add_argument("--resume", metavar="RUN", help="go on with a run that was stopped")
     p.set_defaults(verb=train)
 
@@ -58,7 +61,7 @@ def train(args: argparse.Namespace) -> int:
 
     settings = parsed(args.settings)
     if args.resume is not None:
-        for name in ("recipe", "data", "name", "seed"):
+        for name in ("recipe", "data", "name", "seed", "out"):
             if getattr(args, name) is not None:
                 raise SpecError(f"--resume {args.resume}: the run has its own {name}. Leave yours out.")
         session = Session.resume(Path(args.resume), lambda run: shortened(changed(run, settings), args.steps))
@@ -70,7 +73,7 @@ def train(args: argparse.Namespace) -> int:
         session = Session.new(run)
     plan(session)
     if session.folder is None:
-        session.create_folder(Path(args.out))
+        session.create_folder(Path(args.out or "runs"))
     result = session.fit(progress(sys.stderr))
     if not result.finished:
         return 130
@@ -92,7 +95,7 @@ def plan(session: Session) -> None:
     run, train = session.run, session.run.train
     optim = train.optim.build(session.model).describe()
     each = f"{train.accumulate} × {train.batch}" if train.accumulate > 1 else str(train.batch)
-    device = session.trained.model.parameters().__next__().device
+    device = next(session.model.parameters()).device
     say("task", session.data.describe())
     say(
         "model",
@@ -124,11 +127,8 @@ def report(session: Session, result: Result) -> None:
     print()
     examples = session.examples(5)
     if examples:
-        rows = [(e.source, e.output, "right" if e.exact else f"expected {e.expected}") for e in examples]
         prompt = examples[0].source
-        left, middle = (max(len(row[i]) for row in rows) for i in (0, 1))
-        for source, output, verdict in rows:
-            print(f"  {source:<{left}}  →  {output:<{middle}}  {verdict}".rstrip())
+        print("\n".join(compared(examples, screen())))
     else:
         prompt, text = session.passage(200)
         print(f"  a sample; its first {len(prompt)} characters are given:\n")
@@ -138,6 +138,19 @@ def report(session: Session, result: Result) -> None:
         prompt = prompt.strip().split("\n")[0]
     print(f"\nsaved in {where}: weights, spec, metrics, loss.png")
     print(f"use it:  brick generate {where} {quoted(prompt)}")
+
+
+def compared(examples: Sequence[Example], width: int) -> list[str]:
+    """Source → output, and whether it is right: a line each, or a block each where they are long."""
+    from brickformer.look.amounts import cut
+
+    rows = [(e.source, e.output, "right" if e.exact else f"expected {e.expected}") for e in examples]
+    left, middle, right = (max(len(row[i]) for row in rows) for i in (0, 1, 2))
+    if left + middle + right + 9 <= width:
+        return [f"  {source:<{left}}  →  {output:<{middle}}  {said}".rstrip() for source, output, said in rows]
+    return [
+        cut(line, width) for source, output, said in rows for line in (f"  {source}", f"  → {output}", f"    {said}")
+    ]
 
 
 def say(name: str, text: str) -> None:

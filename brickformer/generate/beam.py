@@ -202,6 +202,7 @@ class _Beams:
         self._advance(self.feed.next(self.ids, lambda: self._rows(self.width), self.left))
         compiling = self.feed.compile_s - compiling
         stats.steps += 1
+        stats.calls += 1
         stats.compile_s += compiling
         stats.decode_s += time.perf_counter() - began - compiling
 

@@ -131,6 +131,7 @@ class Decoding:
             return
         self._choose(logits)
         self.stats.steps += 1
+        self.stats.calls += 1
         self.stats.decode_tokens += writing
         compiling = self.feed.compile_s - compiling
         self.stats.compile_s += compiling

@@ -55,13 +55,15 @@ class Result:
 class Stats:
     """Counts and times. Rates are over all rows of the batch together; the prompt's time includes the first token.
 
-    steps: calls of the model after the prompt. cache_bytes: the most that states held. proposed, accepted: tokens of a
+    steps: tokens after the first, all rows of a batch at once counted as one. calls: of the model after the prompt; fewer
+    than steps where a draft's guesses are accepted. cache_bytes: the most that states held. proposed, accepted: tokens of a
     draft (speculative decoding). compile_s: seconds of compilation, not in the others.
     """
 
     prompt_tokens: int = 0
     decode_tokens: int = 0
     steps: int = 0
+    calls: int = 0
     prompt_s: float = 0.0
     decode_s: float = 0.0
     cache_bytes: int = 0

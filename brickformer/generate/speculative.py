@@ -99,8 +99,10 @@ def _decode(writer: Writer, row: Row, guess: Draft, ahead: int, stats: Stats) ->
         logits = widen(reader.read([tokens[-1], *guesses]))  # (1 + guesses, V)
         taken = _verify(row, choice, logits, guesses, q)
         reader.keep(len(tokens) + taken)
-        stats.steps += 1
-        stats.decode_tokens += len(row.result.tokens) + len(row.given) - len(tokens)
+        written = len(row.all) - len(tokens)
+        stats.calls += 1
+        stats.steps += written
+        stats.decode_tokens += written
         stats.proposed += len(guesses)
         stats.accepted += taken
     stats.decode_s += time.perf_counter() - began

@@ -127,7 +127,8 @@ def _what(module: nn.Module) -> str:
         case nn.Embedding():
             return f"{module.num_embeddings} × {module.embedding_dim}"
         case nn.LayerNorm() | nn.RMSNorm():
-            return f"{type(module).__name__} {'×'.join(map(str, module.normalized_shape))}"
+            name = "RMSNorm" if isinstance(module, nn.RMSNorm) else "LayerNorm"
+            return f"{name} {'×'.join(map(str, module.normalized_shape))}"
         case AttentionMixer():
             shared = f" over {module.kv_heads}" if module.kv_heads != module.qkv.parts[0] // module.width else ""
             return f"{module.qkv.parts[0] // module.width}{shared} heads × {module.width}"

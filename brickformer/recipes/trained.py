@@ -10,7 +10,17 @@ from typing import Any, final
 import torch
 
 from brickformer.errors import RunError, SpecError
-from brickformer.generate import Generation, Sampling, Stop, Writer, generate
+from brickformer.generate import (
+    Beam,
+    Generation,
+    Sampling,
+    Stop,
+    Stream,
+    Writer,
+    beam_search,
+    generate,
+    stream,
+)
 from brickformer.models import AnyModel
 from brickformer.recipes.bricks import import_bricks
 from brickformer.recipes.run import Run
@@ -65,14 +75,18 @@ class Trained:
     ) -> Generation:
         """Answers (or continuations) with all that is known of them. A text that cannot be read has a result with the
         error. Errors: BrickError for settings that fit no text."""
-        return generate(
-            self.writer,
-            texts,
-            sampling or self.sampling,
-            self.ending(stop or Stop()),
-            batch=batch,
-            use_cache=use_cache,
-        )
+        ending = self.ending(stop or Stop())
+        return generate(self.writer, texts, sampling or self.sampling, ending, batch=batch, use_cache=use_cache)
+
+    def search(
+        self, texts: Sequence[str], beam: Beam, stop: Stop | None = None, *, use_cache: bool = True
+    ) -> Generation:
+        """The same by beam search: the best answers to each text, best first."""
+        return beam_search(self.writer, texts, beam, self.ending(stop or Stop()), batch=256, use_cache=use_cache)
+
+    def stream(self, text: str, sampling: Sampling | None = None, stop: Stop | None = None) -> Stream:
+        """One answer, piece by piece, as it is written."""
+        return stream(self.writer, text, sampling or self.sampling, self.ending(stop or Stop()))
 
     @property
     def writer(self) -> Writer:

@@ -55,6 +55,18 @@ def test_settings_of_sampling_and_of_the_end(brick: Brick, trained: Path) -> Non
     assert brick(*same).out == brick(*same).out
 
 
+def test_beam_search(brick: Brick, trained: Path) -> None:
+    assert brick("generate", trained, "7 1 4", "1 2 3", "--set", "width=3").out == "4 1 7\n3 2 1\n"
+    two = brick("generate", trained, "7 1 4", "--set", "width=3", "--set", "best=2").out.splitlines()
+    assert two[0] == "4 1 7" and len(two) == 2
+    assert "draws nothing" in brick("generate", trained, "7 1 4", "--set", "width=3", "--set", "seed=1").error
+
+
+def test_what_is_not_text_on_standard_input(brick: Brick, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"1 2 3\n\xff\xfe\n"), encoding="utf-8"))
+    assert "standard input, after line" in brick("generate", tiny).error
+
+
 def test_wrong_settings(brick: Brick, tiny: Path) -> None:
     assert "did you mean 'temperature'?" in brick("generate", tiny, "1 2 3", "--set", "temprature=1").error
     assert "temperature: got -1" in brick("generate", tiny, "1 2 3", "--set", "temperature=-1").error

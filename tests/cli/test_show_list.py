@@ -164,3 +164,16 @@ def test_files_that_cannot_be_used(brick: Brick) -> None:
     assert "broken.py, line 2: AttributeError" in brick("list", "--use", "broken.py").error
     assert "syntax.py, line 1" in brick("list", "--use", "syntax.py").error
     assert "already belongs to" in brick("list", "--use", "taken.py").error
+
+
+# ---- help
+
+
+@pytest.mark.parametrize("verb", ["", "train", "generate", "show", "list"])
+def test_help_fits_a_terminal(brick: Brick, capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    with pytest.raises(SystemExit) as stop:
+        brick(*([verb] if verb else []), "--help")
+    out = capsys.readouterr().out
+    assert not stop.value.code
+    assert ("examples:" if verb else "start here:") in out
+    assert max(map(len, out.splitlines())) <= 80

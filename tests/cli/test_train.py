@@ -14,7 +14,9 @@ import pytest
 import torch
 from cli.conftest import TINY, Brick, contents
 
+from brickformer.cli.train import compared
 from brickformer.recipes import RECIPES, Run, Session, Trained, reverse
+from brickformer.recipes.session import Example
 from brickformer.tasks import Reverse
 from brickformer.train import Metrics, RunFolder
 
@@ -144,7 +146,8 @@ def test_a_finished_run_stays_as_it_is(brick: Brick, tiny: Path) -> None:
     before = contents(tiny)
     assert "finished" in brick("train", "--resume", tiny).error
     assert "3 steps are done" in brick("train", "--resume", tiny, "--steps", "2").error
-    assert "the run has its own data" in brick("train", "--resume", tiny, "--data", "x").error
+    for option in ("--data", "--seed", "--name", "--out"):
+        assert f"the run has its own {option[2:]}" in brick("train", "--resume", tiny, option, "7").error
     assert contents(tiny) == before
 
 
@@ -193,3 +196,11 @@ def test_a_session_in_python_is_the_command(tmp_path: Path) -> None:
 def test_every_recipe_reads_itself_back(name: str) -> None:
     run = RECIPES[name](**({} if name == "reverse" else {"data": "f.txt"}))
     assert Run.from_json(run.to_json()) == run and run.name == name
+
+
+def test_long_samples_are_blocks() -> None:
+    """Neither wrapped in the middle nor wider than the terminal."""
+    short = compared([Example("a", "b", "b", True), Example("aa", "c", "d", False)], 80)
+    assert short == ["  a   →  b  right", "  aa  →  c  expected d"]
+    long = compared([Example("s" * 90, "t" * 20, "u" * 20, False)], 80)
+    assert [len(line) for line in long] == [80, 24, 33] and long[1] == "  → " + "t" * 20

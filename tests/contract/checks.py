@@ -29,6 +29,7 @@ from brickformer.linear import FusedLinear
 from brickformer.mask import Span
 from brickformer.mixers.attention import AttentionMixer
 from brickformer.mixers.cross import Memory
+from brickformer.mixers.delta import GatedDeltaMixer
 from brickformer.mixers.shortconv import ShortConv
 from brickformer.models import AnyModel, DecoderModel, EncoderDecoderModel, EncoderModel
 from brickformer.moe import Routing, TopKRouter
@@ -582,7 +583,10 @@ def close_in_lower_precision(model: AnyModel) -> None:
     ids = draw(model)
     expected = say(model, ids, memory=memory_of(model))
     routed = any(isinstance(m, TopKRouter) for m in model.modules())  # a close call between experts may go either way
-    for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 1.0 if routed else 0.25)):
+    # the delta rule norms what a head has read, which is near zero where query and key happen to be at right angles:
+    # with heads of a few channels that happens, and what is normed up is rounding
+    normed = any(isinstance(m, GatedDeltaMixer) for m in model.modules())
+    for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 1.0 if routed else 0.5 if normed else 0.25)):
         low = _copy(model).to(dtype)
         got = say(low, ids, memory=memory_of(low))
         assert got.dtype is dtype, f"a model in {dtype} answers in {got.dtype}"

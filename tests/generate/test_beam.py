@@ -12,6 +12,9 @@ from generate.worlds import PROMPTS, VOCAB, WRITERS, Letters, decoder, encoder_d
 from brickformer.errors import BrickError, DataError
 from brickformer.generate import GREEDY, Beam, Generation, Sampling, Stop, Writer, beam_search, generate
 
+pytestmark = pytest.mark.unchecked  # shapes are checked where the engine is tested; here are many short runs
+
+PROMPTS_OF_6 = [[a, b] for a in range(6) for b in range(2)]
 Scored = tuple[float, list[int]]
 
 
@@ -102,6 +105,15 @@ def test_a_narrow_beam_is_the_plain_search(kind: str, early: bool) -> None:
             assert not set(r.tokens[:-1]) & set(stop.ids), "a finished beam was extended"
             assert r.score == pytest.approx(r.logprob / len(r.tokens) ** alpha, abs=1e-9)
     assert "stop" in finishes
+
+
+@pytest.mark.parametrize("alpha", [-1.0, 0.5, 3.0])
+def test_long_answers_may_still_win(alpha: float) -> None:
+    """The bound counts on the length that favours an unfinished answer most: the longest, or the next for α below 0."""
+    writer, stop = Writer(decoder(vocab=6, depth=1, seed=2)), Stop(max_tokens=10, ids=(1, 4))
+    made = beam_search(writer, PROMPTS_OF_6, Beam(width=2, length_penalty=alpha, early=False, best=2), stop)
+    expected = [plain_search(writer, p, 2, 10, stop.ids, alpha, False) for p in PROMPTS_OF_6]
+    assert scored(made) == [s for found in expected for s in found]
 
 
 def test_a_proof_that_nothing_better_comes_saves_steps() -> None:
