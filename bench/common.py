@@ -34,7 +34,9 @@ def machine(*packages: str) -> str:
     except (OSError, StopIteration):
         pass
     names = ["torch", *packages]
-    return f"{cpu}, {os.cpu_count()} cores; Python {platform.python_version()}, " + ", ".join(map(_versioned, names))
+    threads = f", OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']}" if "OMP_NUM_THREADS" in os.environ else ""
+    versions = ", ".join(map(_versioned, names))
+    return f"{cpu}, {os.cpu_count()} cores{threads}; Python {platform.python_version()}, {versions}"
 
 
 def _versioned(name: str) -> str:

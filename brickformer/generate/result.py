@@ -55,9 +55,9 @@ class Result:
 class Stats:
     """Counts and times. Rates are over all rows of the batch together; the prompt's time includes the first token.
 
-    steps: tokens after the first, all rows of a batch at once counted as one. calls: of the model after the prompt; fewer
-    than steps where a draft's guesses are accepted. cache_bytes: the most that states held. proposed, accepted: tokens of a
-    draft (speculative decoding). compile_s: seconds of compilation, not in the others.
+    steps: tokens after the first, all rows of a batch at once counted as one. calls: of the model after the prompt,
+    fewer than steps where guesses of a draft are accepted; proposed, accepted: such guesses. cache_bytes: the most that
+    states held. compile_s: seconds of compilation, not in the others.
     """
 
     prompt_tokens: int = 0

@@ -9,7 +9,7 @@ from brickformer.presets import vaswani_small
 from brickformer.recipes.run import FROM_DATA, Run
 from brickformer.tasks.reverse import Reverse
 from brickformer.train.optim import AdamW, Muon
-from brickformer.train.schedule import LinearDecay
+from brickformer.train.schedule import Cosine
 from brickformer.train.settings import Training
 
 
@@ -17,12 +17,12 @@ def reverse() -> Run:
     """D = 128, 2 + 2 layers, 4 heads; Muon on the matrices, AdamW on the rest."""
     return Run(
         task=Reverse(),
-        model=vaswani_small(vocab=FROM_DATA, target_vocab=FROM_DATA),
+        model=vaswani_small(vocab=FROM_DATA, shared=True).but(**{"decoder.head.tied": False}),
         train=Training(
-            steps=400,
+            steps=250,
             batch=64,
-            optim=Muon(lr=0.01, rest=AdamW(lr=1e-3, weight_decay=0.0)),
-            schedule=LinearDecay(warmup=10),
+            optim=Muon(lr=0.015, rest=AdamW(lr=7e-4, weight_decay=0.0)),
+            schedule=Cosine(warmup=10),
             validate_every=25,
         ),
         name="reverse",

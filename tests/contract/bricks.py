@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import permutations, product
 from typing import Any
 
@@ -378,7 +378,8 @@ def why_not(meeting: Meeting) -> tuple[str, str] | None:
     return None if None in reasons else reasons[0]
 
 
-def pairs(seed: int = 0) -> list[Cell]:
+@lru_cache
+def pairs(seed: int = 0) -> tuple[Cell, ...]:
     """A short list of cells in which every entry meets every brick that it can meet (greedy, always the same list)."""
     rng = random.Random(seed)
     missing = {m for m in all_meetings() if why_not(m) is None}
@@ -390,7 +391,7 @@ def pairs(seed: int = 0) -> list[Cell]:
         best = max((t for t in tries if t is not None), key=lambda t: len(missing & meetings(t)))
         cells.append(Cell(**best))
         missing -= meetings(best)
-    return cells
+    return tuple(cells)
 
 
 def _complete(chosen: dict[str, str], rng: random.Random, missing: set[Meeting]) -> dict[str, str] | None:
