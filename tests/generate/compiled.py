@@ -1,0 +1,108 @@
+"""The compiled step: the same tokens, compiled once, and what compiling takes is not called decoding.
+
+torch.compile cannot trace the shape checker, so these tests work on a copy of the package imported without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from mutants.world import world
+
+pytestmark = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
+
+
+@pytest.fixture(scope="module")
+def copies() -> Iterator[tuple[Any, Any]]:
+    """brickformer.generate and generate.worlds, both unchecked."""
+    with world():
+        kept = sys.modules.pop("generate.worlds", None)
+        yield importlib.import_module("brickformer.generate"), importlib.import_module("generate.worlds")
+        del sys.modules["generate.worlds"]
+        if kept is not None:
+            sys.modules["generate.worlds"] = kept
+
+
+@pytest.fixture
+def gen(copies: tuple[Any, Any]) -> Any:
+    torch.compiler.reset()
+    return copies[0]
+
+
+@pytest.fixture
+def worlds(copies: tuple[Any, Any]) -> Any:
+    return copies[1]
+
+
+def compiled(gen: Any, writer: Any, backend: str = "eager") -> Any:
+    return gen.Writer(writer.model, start=writer.start, compiled=backend)
+
+
+@pytest.mark.parametrize("kind", ["rope", "encoder-decoder"])
+def test_the_same_tokens_from_few_graphs(kind: str, gen: Any, worlds: Any) -> None:
+    """Ragged rows, then one row: a graph each, and none for another length."""
+    plain = gen.Writer(worlds.decoder(depth=1)) if kind == "rope" else worlds.WRITERS[kind]()
+    quick = compiled(gen, plain)
+    prompts, one, graphs = worlds.PROMPTS[:2], worlds.PROMPTS[:1], []
+    for asked, sampling, most in (
+        (prompts, gen.GREEDY, 12),
+        (one, gen.Sampling(temperature=1.0), 12),
+        (prompts, gen.GREEDY, 9),
+        (one, gen.GREEDY, 20),
+    ):
+        same(gen, quick, plain, asked, sampling, gen.Stop(max_tokens=most))
+        graphs.append(quick.compiled.graphs)
+    assert graphs == [1, 2, 2, 2]
+
+
+def test_a_ring_takes_some_graphs_and_keeps_its_tokens(gen: Any, worlds: Any) -> None:
+    plain = gen.Writer(worlds.decoder(worlds.Attention(heads=4, mask=worlds.Mask(window=3)), depth=1))
+    quick = compiled(gen, plain)
+    same(gen, quick, plain, worlds.PROMPTS[1:2], gen.GREEDY, gen.Stop(max_tokens=14))
+    assert quick.compiled.graphs > 1
+
+
+def same(gen: Any, quick: Any, plain: Any, prompts: Any, sampling: Any, stop: Any) -> None:
+    expected = gen.generate(plain, prompts, sampling, stop).results
+    for ours, theirs in zip(gen.generate(quick, prompts, sampling, stop).results, expected, strict=True):
+        assert ours.tokens == theirs.tokens
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-9)
+
+
+def test_compiling_is_paid_once_and_counted_apart(gen: Any, worlds: Any) -> None:
+    quick = compiled(gen, gen.Writer(worlds.decoder(depth=1)))
+    first, second = (
+        gen.generate(quick, worlds.PROMPTS[:1], gen.GREEDY, gen.Stop(max_tokens=6)).stats for _ in range(2)
+    )
+    assert quick.compiled.graphs > 0
+    assert bool(first.compile_s) and not bool(second.compile_s)
+    assert "compiled in" in str(first) and "compiled in" not in str(second)
+
+
+def test_beams_are_compiled_too(gen: Any, worlds: Any) -> None:
+    plain = gen.Writer(worlds.decoder(depth=1))
+    quick, beam, stop = compiled(gen, plain), gen.Beam(width=3, best=3), gen.Stop(max_tokens=7)
+    ours, theirs = (gen.beam_search(w, worlds.PROMPTS, beam, stop).results for w in (quick, plain))
+    assert [r.tokens for r in ours] == [r.tokens for r in theirs]
+    assert quick.compiled.graphs > 0
+
+
+def test_machine_code_gives_the_same_tokens(gen: Any, worlds: Any) -> None:
+    """The real backend, on the smallest model."""
+    model, stop = worlds.decoder(depth=1).float(), gen.Stop(max_tokens=8)
+    made = gen.generate(gen.Writer(model, compiled=True), [[3, 4, 5]], gen.GREEDY, stop)
+    assert made.results[0].tokens == gen.generate(model, [[3, 4, 5]], gen.GREEDY, stop).results[0].tokens
+
+
+def test_a_step_that_cannot_be_compiled_says_so(gen: Any, worlds: Any) -> None:
+    """It is no row that is wrong, so it is an error of the call."""
+    model = worlds.decoder(depth=1)
+    model.stack.layers[0].ffn.register_forward_hook(lambda *_: torch._dynamo.graph_break())
+    with pytest.raises(ValueError, match="compile: .*without compiling") as error:
+        gen.generate(gen.Writer(model, compiled="eager"), worlds.PROMPTS, gen.GREEDY, gen.Stop(max_tokens=3))
+    assert type(error.value).__name__ == "CompileError" and "\n" not in str(error.value)
