@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import sys
 import warnings
 from collections.abc import Callable
 
@@ -66,6 +67,7 @@ def peers(layers: int, heads: int, dim: int, context: int) -> tuple[dict[str, nn
         found = importlib.util.spec_from_file_location("nanogpt_model", path)
         assert found is not None and found.loader is not None
         nano = importlib.util.module_from_spec(found)
+        sys.modules["nanogpt_model"] = nano  # where torch.compile looks for it
         found.loader.exec_module(nano)
         config = nano.GPTConfig(context, VOCAB, layers, heads, dim, dropout=0.0, bias=False)
         models["nanoGPT"] = nano.GPT(config)
