@@ -102,7 +102,8 @@ def plan(session: Session) -> None:
         f"{model_line(run.model)}, {sum(p.numel() for p in session.model.parameters()):,} parameters, on {device}",
     )
     say("train", f"{train.steps:,} steps of {each} rows, seed {run.seed}; {optim}")
-    print(flush=True)
+    sys.stdout.flush()
+    print(file=sys.stderr)  # what follows, up to the next blank line, is progress
 
 
 def model_line(spec: Any) -> str:
@@ -123,6 +124,7 @@ def report(session: Session, result: Result) -> None:
     count = min(session.run.answers, len(session.data.examples()))
     exact = f", exact match {100 * record['exact']:.1f} % of {count} unseen sequences" if "exact" in record else ""
     val = f" ({record['val_loss']:.4f} on unseen data)" if "val_loss" in record else ""
+    print()
     say("result", f"loss {record['loss']:.4f}{val}{exact}; {result.step:,} steps in {duration(result.seconds)}")
     print()
     examples = session.examples(5)
