@@ -54,7 +54,7 @@ def test_a_residual_drops_what_the_branch_adds_and_never_the_stream() -> None:
     assert torch.equal(layer(x, Span(0, 5)), x)
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+@pytest.mark.parametrize("backend", ["reference", "matmul", "sdpa"])
 def test_weights_are_dropped_and_scaled_up(backend: str) -> None:
     """With all values 1 the output is the sum of the weights: 1 without dropout, a multiple of 1/(T·keep) with it."""
     attend = Attend(FULL, dropout=0.75, backend=backend).train()  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from brickformer.mask import CAUSAL, EMPTY, FULL, Mask, Span
 
 B, H, K = 2, 4, 6
 FLEX = pytest.param("flex", marks=pytest.mark.unchecked)  # torch traces the mask, checks and all
-BACKENDS = ["reference", "sdpa", FLEX, "auto"]
+BACKENDS = ["reference", "matmul", "sdpa", FLEX, "auto"]
 
 
 def by_hand(attend: Attend, q: Tensor, k: Tensor, v: Tensor, q_at: Span, k_at: Span, bias: Tensor | None) -> Tensor:
@@ -102,7 +102,7 @@ VARIANTS: list[tuple[int, str, dict[str, Any]]] = [
 def test_backends_equal_the_loop(case: str, backend: Backend) -> None:
     mask, q_at, k_at = CASES[case]
     for groups, kind, options in VARIANTS[1::4] if backend == "flex" else VARIANTS:  # each is traced anew: slow
-        if backend == "sdpa" and "softcap" in options:
+        if backend in ("matmul", "sdpa") and "softcap" in options:
             continue  # refused: see below
         attend = Attend(mask, backend=backend, **options)
         q, k, v = _tensors(q_at, k_at, groups)
@@ -132,7 +132,7 @@ def test_weights_sum_to_one_or_to_nothing(case: str) -> None:
     torch.testing.assert_close(total, (~blind).to(total.dtype))
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa", FLEX])
+@pytest.mark.parametrize("backend", ["reference", "matmul", "sdpa", FLEX])
 @pytest.mark.parametrize("case", ["nothing to see", "keys all later", "padded, two-way"])
 def test_a_query_that_may_see_nothing_gets_zeros_and_finite_gradients(case: str, backend: Backend) -> None:
     mask, q_at, k_at = CASES[case]
@@ -153,7 +153,7 @@ def test_a_query_that_may_see_nothing_gets_zeros_and_finite_gradients(case: str,
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_of_sdpa_equal_those_of_the_formula(case: str) -> None:
+def test_gradients_equal_those_of_the_formula(case: str) -> None:
     mask, q_at, k_at = CASES[case]
     for groups, kind, options in [v for v in VARIANTS if "softcap" not in v[2]]:
         inputs = [x.requires_grad_() for x in _tensors(q_at, k_at, groups)]
@@ -161,14 +161,15 @@ def test_gradients_of_sdpa_equal_those_of_the_formula(case: str) -> None:
         if bias is not None:
             inputs.append(bias.requires_grad_())
         grads = []
-        for backend in ("reference", "sdpa"):
+        for backend in ("reference", "sdpa", "matmul"):
             out = Attend(mask, backend=backend, **options)(*inputs[:3], q_at, k_at, bias)  # type: ignore[arg-type]
             grads.append(torch.autograd.grad((out.sin() * torch.arange(K)).sum(), inputs))
-        for name, got, expected in zip("q k v bias".split(), grads[1], grads[0], strict=False):
-            torch.testing.assert_close(got, expected, rtol=0, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
+        for name, expected, *ways in zip("q k v bias".split(), *grads, strict=False):
+            for got in ways:
+                torch.testing.assert_close(got, expected, rtol=0, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa", FLEX])
+@pytest.mark.parametrize("backend", ["reference", "matmul", "sdpa", FLEX])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 2e-2), (torch.bfloat16, 8e-2)])
 def test_lower_precision_stays_near(dtype: torch.dtype, tolerance: float, backend: Backend) -> None:
     few = ["window", "nothing to see"]
@@ -191,7 +192,7 @@ def test_large_scores_do_not_overflow(dtype: torch.dtype) -> None:
     q = torch.full((1, 1, 2, 4), 100.0, dtype=dtype)
     k = torch.tensor([[1.0] * 4, [100.0] * 4, [-100.0] * 4], dtype=dtype)[None, None]
     v = torch.tensor([[1.0] * 4, [2.0] * 4, [3.0] * 4], dtype=dtype)[None, None]
-    for backend in ("reference", "sdpa"):
+    for backend in ("reference", "matmul", "sdpa"):
         out = Attend(FULL, scale=0.5, backend=backend)(q, k, v, Span(0, 2), Span(0, 3))  # type: ignore[arg-type]
         assert torch.equal(out, torch.full_like(out, 2.0)), backend
 
@@ -247,20 +248,29 @@ def test_explain_names_the_kernel_that_runs(monkeypatch: pytest.MonkeyPatch) -> 
     import brickformer.attend as module
 
     ran = []
-    for name in ("reference", "_sdpa", "_flex"):
+    for name in ("reference", "_matmul", "_sdpa", "_flex"):
         real = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, n=name, f=real, **kw: (ran.append(n.strip("_")), f(*a, **kw))[1])
-    for backend, softcap in product(("reference", "sdpa", "flex", "auto"), (None, 2.0)):
-        if backend == "sdpa" and softcap is not None:
+    for backend, softcap in product(("reference", "matmul", "sdpa", "flex", "auto"), (None, 2.0)):
+        if backend in ("matmul", "sdpa") and softcap is not None:
             continue
         attend = Attend(CAUSAL, backend=backend, softcap=softcap)  # type: ignore[arg-type]
         attend(*_tensors(Span(0, 5), Span(0, 5), 4), Span(0, 5), Span(0, 5))
         assert attend.explain(Span(0, 5), Span(0, 5)).startswith(f"{ran[-1]}, ")
+    for tokens, kernel in ((5, "matmul"), (64, "matmul"), (65, "sdpa"), (1, "sdpa")):
+        attend, at = Attend(CAUSAL), Span(0, tokens)
+        q, k, v = _tensors(at, at, 4)
+        attend(q.requires_grad_(), k, v, at, at)
+        assert ran[-1] == kernel and attend.explain(at, at, learning=True).startswith(f"{kernel}, ")
+        with torch.no_grad():
+            attend(q, k, v, at, at)
+        assert ran[-1] == "sdpa" and attend.explain(at, at).startswith("sdpa, ")
 
 
 def test_what_a_kernel_cannot_do_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"'sdpa' cannot cap scores. Use 'auto', 'flex' or 'reference'"):
-        Attend(CAUSAL, softcap=2.0, backend="sdpa")
+    for backend in ("sdpa", "matmul"):
+        with pytest.raises(SpecError, match=rf"'{backend}' cannot cap scores. Use 'auto', 'flex' or 'reference'"):
+            Attend(CAUSAL, softcap=2.0, backend=backend)  # type: ignore[arg-type]
     with pytest.raises(SpecError, match=r"'flex' cannot drop weights. Use dropout=0.0, or 'auto' or 'reference'"):
         Attend(CAUSAL, dropout=0.1, backend="flex")
 
