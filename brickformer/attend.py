@@ -3,8 +3,8 @@
     out = softmax(q kᵀ · scale + bias, over the keys that the mask allows) v,    scale = 1/√K     (arXiv 1706.03762)
 
 `reference` writes the formula out. The other backends hand the same thing to a fused kernel, told in its own words by
-`mask.lower`. A query that may see no key gets zeros and finite gradients from every backend. "auto" takes a fused kernel,
-but for learning from short sequences on a CPU, where two matrix products and a softmax are quicker (bench/train.py).
+`mask.lower`. A query that may see no key gets zeros and finite gradients from every backend. "auto" takes a fused
+kernel, but for learning from short sequences on a CPU, where two matrix products and a softmax are quicker.
 
 Attend has no parameters: checkpoints don't know it. It is a module so that hooks can watch it.
 
@@ -27,8 +27,8 @@ from brickformer.mask import Block, Dense, Everything, IsCausal, Lowered, Mask, 
 
 Backend = Literal["auto", "reference", "matmul", "sdpa", "flex"]
 SHORT = 64 * 64
-"""Up to so many scores a head, forward and backward on a CPU are quicker by `matmul` than fused: 2 to 5 times in attention
-of 8 tokens; at 64 tokens a compiled step of a small model gains a tenth. Without a backward, fused is quicker."""
+"""Up to so many scores a head, forward and backward on a CPU are quicker by `matmul` than fused: 2 to 5 times for 8
+tokens; for 64, a compiled training step of a small model gains a tenth. Without a backward, fused is quicker."""
 
 
 def reference(
