@@ -61,13 +61,14 @@ class Residual(nn.Module):
 class Layer(Spec):
     """One layer.
 
-    cross: cross-attention, in decoders of an EncoderDecoder. norm, place: which norm and where (see above).
-    arrange: "parallel" lets mixer and feed-forward read the same input and adds both (GPT-J, PaLM: arXiv 2204.02311).
-    layerscale: where the gains of each branch start, for example 0.1; None for none. dropout: on what a branch adds.
+    ffn: None for a layer of the mixer alone, as in stacks of Mamba. cross: cross-attention, in decoders of an
+    EncoderDecoder. norm, place: which norm and where (see above). arrange: "parallel" lets mixer and feed-forward read
+    the same input and adds both (GPT-J, PaLM: arXiv 2204.02311). layerscale: where the gains of each branch start, for
+    example 0.1; None for none. dropout: on what a branch adds.
     """
 
     mixer: MixerSpec
-    ffn: FeedForwardSpec
+    ffn: FeedForwardSpec | None = None
     cross: Cross | None = None
     norm: NormSpec = RMSNorm()
     place: Place = "pre"
@@ -80,16 +81,20 @@ class Layer(Spec):
         check_dropout(self, self.dropout)
         if self.arrange == "parallel" and self.place != "pre":
             raise self.refuse("place", "'pre' when arrange is 'parallel': both branches read one normed input")
+        if self.arrange == "parallel" and self.ffn is None:
+            raise self.refuse("arrange", "'serial' without a feed-forward: there is nothing beside the mixer")
         if self.arrange == "parallel" and self.cross is not None:
             raise self.refuse("arrange", "'serial' when there is cross-attention: it reads what the mixer wrote")
 
     def build(self, dim: int, depth: int) -> StackLayer:
         """The module, one of `depth` layers."""
-        mixer, ffn = self.mixer.build(dim), self.ffn.build(dim)
-        if self.arrange == "parallel":
-            return ParallelLayer(mixer, ffn, self.residual(dim, depth))
+        mixer = self.mixer.build(dim)
+        if self.arrange == "parallel" and self.ffn:
+            return ParallelLayer(mixer, self.ffn.build(dim), self.residual(dim, depth))
+        around_mixer = self.residual(dim, depth)
         crossing = (self.cross.build(dim), self.residual(dim, depth)) if self.cross else None
-        return TransformerLayer(mixer, self.residual(dim, depth), ffn, self.residual(dim, depth), crossing)
+        feeding = (self.ffn.build(dim), self.residual(dim, depth)) if self.ffn else None
+        return TransformerLayer(mixer, around_mixer, feeding, crossing)
 
     def residual(self, dim: int, depth: int) -> Residual:
         """A residual with its norms where `place` says."""
@@ -143,28 +148,30 @@ class StackLayer(nn.Module, ABC):
 
 @final
 class TransformerLayer(StackLayer):
-    """Mixer, cross-attention where there is one, feed-forward: one after another."""
+    """Mixer, cross-attention and feed-forward where there are such: one after another."""
 
     def __init__(
         self,
         mixer: Mixer,
         around_mixer: Residual,
-        ffn: FeedForward,
-        around_ffn: Residual,
+        feeding: tuple[FeedForward, Residual] | None = None,
         crossing: tuple[CrossAttention, Residual] | None = None,
     ) -> None:
         super().__init__()
         self.mixer, self.around_mixer = mixer, around_mixer
         self.cross = crossing[0] if crossing else None
         self.around_cross = crossing[1] if crossing else None
-        self.ffn, self.around_ffn = ffn, around_ffn
+        self.ffn = feeding[0] if feeding else None
+        self.around_ffn = feeding[1] if feeding else None
 
     def branches(self) -> list[tuple[Residual, nn.Module]]:
         """Mixer, cross-attention, feed-forward."""
-        crossing: list[tuple[Residual, nn.Module]] = []
+        met: list[tuple[Residual, nn.Module]] = [(self.around_mixer, self.mixer)]
         if self.cross is not None and self.around_cross is not None:
-            crossing = [(self.around_cross, self.cross)]
-        return [(self.around_mixer, self.mixer), *crossing, (self.around_ffn, self.ffn)]
+            met.append((self.around_cross, self.cross))
+        if self.ffn is not None and self.around_ffn is not None:
+            met.append((self.around_ffn, self.ffn))
+        return met
 
     def forward(
         self,
@@ -178,7 +185,9 @@ class TransformerLayer(StackLayer):
         cross = self.cross
         if cross is not None and self.around_cross is not None:
             x = self.around_cross(x, lambda h: cross(h, at, memory, state.cross if state else None))
-        return self.around_ffn(x, self.ffn)
+        if self.ffn is not None and self.around_ffn is not None:
+            x = self.around_ffn(x, self.ffn)
+        return x
 
 
 @final

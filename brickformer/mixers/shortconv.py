@@ -10,12 +10,13 @@ Shapes: x (B, T, D) -> (B, T, D); S tokens kept.
 
 from __future__ import annotations
 
-from typing import final
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from brickformer.mask import EMPTY, Span
 from brickformer.mixers.base import Mixer, MixerSpec, expect_state
@@ -89,6 +90,9 @@ class ShortConvMixer(Mixer):
 
     def _convolve(self, x: Tensor, at: Span, kept: Tensor, kept_at: Span) -> Float[Tensor, "B T D"]:
         """x at `at`, whose forerunners are among `kept` at `kept_at`."""
+        plain = kept is x and at.pos is None and at.doc is None and x.dtype is self.weight.dtype
+        if plain and not torch.compiler.is_compiling():
+            return _Convolution.apply(x, self.weight)  # type: ignore[no-untyped-call]
         y = x * self.weight[0]
         if kept_at.pos is None and at.pos is None and at.doc is None:  # neighbours in time are neighbours in memory
             for distance, weight in enumerate(self.weight[1:], 1):
@@ -109,3 +113,28 @@ class ShortConvMixer(Mixer):
         window, dim = max(len(self.weight), KEPT), self.weight.shape[1]
         inputs = RingKV(batch, 1, window, dim, v_width=0, device=device, dtype=dtype)
         return ShortConvState(inputs, self.mixer.init_state(batch, max_len, device=device, dtype=dtype))
+
+
+class _Convolution(torch.autograd.Function):
+    """y_t = Σ_j w_j x_{t-j} of a whole sequence;  ∂x_t = Σ_j w_j ∂y_{t+j};  ∂w_j = Σ_t ∂y_t x_{t-j}. Added in place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        """(B, T, D), (kernel, D) -> (B, T, D)."""
+        ctx.save_for_backward(x, weight)
+        y = x * weight[0]
+        for j, w in enumerate(weight[1 : x.shape[1]], 1):
+            y[:, j:].addcmul_(x[:, :-j], w)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of x and weight."""
+        x, weight = ctx.saved_tensors
+        dx, dw = dy * weight[0], torch.zeros_like(weight)
+        dw[0] = (dy * x).flatten(0, 1).sum(0)
+        for j, w in enumerate(weight[1 : x.shape[1]], 1):
+            dx[:, :-j].addcmul_(dy[:, j:], w)
+            dw[j] = (dy[:, j:] * x[:, :-j]).flatten(0, 1).sum(0)
+        return dx, dw

@@ -11,6 +11,7 @@ from brickformer.feedforward import GLU
 from brickformer.layers import Layer, pattern
 from brickformer.mask import Mask
 from brickformer.mixers.attention import Attention
+from brickformer.mixers.pointwise import Pointwise
 from brickformer.mixers.shortconv import ShortConv
 from brickformer.models import Decoder
 from brickformer.norms import RMSNorm
@@ -28,14 +29,14 @@ def text(data: str) -> Run:
     A token looks at the last 64, as many as there are in a training window: so what is written may be of any length.
     """
     attention = Attention(heads=4, position=Rope(theta=1000.0), mask=Mask(window=64), qk_norm=RMSNorm())
-    layer = Layer(ShortConv(attention, kernel=4), GLU(336))
+    layers = [Layer(ShortConv(attention, kernel=3)), Layer(ShortConv(Pointwise(GLU(336)), kernel=3))]
     return Run(
         task=Text(data=data, context=64),
-        model=Decoder(FROM_DATA, 128, pattern([layer], depth=4), head=Head(tied=False)),
+        model=Decoder(FROM_DATA, 128, pattern(layers, depth=8), head=Head(tied=False)),
         train=Training(
             steps=2000,
             batch=12,
-            optim=Muon(lr=0.02, momentum=0.9, weight_decay=0.05, rest=AdamW(lr=0.01, weight_decay=0.0)),
+            optim=Muon(lr=0.02, momentum=0.9, iterations=3, weight_decay=0.05, rest=AdamW(lr=0.01, weight_decay=0.0)),
             schedule=LinearDecay(warmup=50),
             validate_every=250,
         ),

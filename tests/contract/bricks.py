@@ -31,6 +31,7 @@ from brickformer.mixers.latent import LatentAttention
 from brickformer.mixers.lstm import LSTM
 from brickformer.mixers.mamba import Mamba
 from brickformer.mixers.mamba2 import Mamba2
+from brickformer.mixers.pointwise import Pointwise
 from brickformer.mixers.shortconv import ShortConv
 from brickformer.models import AnyModel, Decoder, Encoder, EncoderDecoder
 from brickformer.moe import MoE, Router
@@ -113,6 +114,7 @@ MIXERS: Mapping[str, Mix] = {
     "latent_window": Mix(partial(latent, window=WINDOW, backend="reference")),
     "shortconv": Mix(shortconv),
     "shortconv_window": Mix(partial(shortconv, window=WINDOW, kernel=2)),
+    "pointwise": recurrent(ShortConv(Pointwise(MLP(12)), kernel=3)),
     "lstm": Mix(lambda causal, position: LSTM(bidirectional=not causal), takes_position=False),
     "lstm_one_way": recurrent(LSTM(hidden=12)),
     "mamba": recurrent(Mamba(state=3)),
@@ -143,7 +145,8 @@ ABSOLUTE: Mapping[str, Callable[[], AbsolutePositionSpec | None]] = {
     "learned": lambda: Learned(max_len=64),
 }
 
-FEEDFORWARD: Mapping[str, Callable[[], FeedForwardSpec]] = {
+FEEDFORWARD: Mapping[str, Callable[[], FeedForwardSpec | None]] = {
+    "none": lambda: None,
     "mlp": lambda: MLP(24),
     "mlp_gelu": lambda: MLP(24, activation="gelu"),
     "mlp_gelu_tanh": lambda: MLP(24, activation="gelu_tanh", bias=False),
@@ -305,7 +308,7 @@ def refusal(chosen: Mapping[str, str]) -> tuple[str, str] | None:
     if chosen.get("arrange") == "parallel":
         if chosen.get("place", "pre") != "pre":
             return "refused", "layer.place"
-        if family == "encoder_decoder" or cross not in (None, "none"):
+        if family == "encoder_decoder" or cross not in (None, "none") or chosen.get("ffn") == "none":
             return "refused", "layer.arrange"
     if family == "encoder_decoder" and cross == "none":
         return "refused", "no layer has cross-attention"

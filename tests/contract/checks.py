@@ -30,6 +30,7 @@ from brickformer.mask import Span
 from brickformer.mixers.attention import AttentionMixer
 from brickformer.mixers.cross import Memory
 from brickformer.mixers.delta import GatedDeltaMixer
+from brickformer.mixers.pointwise import Pointwise
 from brickformer.mixers.shortconv import ShortConv
 from brickformer.models import AnyModel, DecoderModel, EncoderDecoderModel, EncoderModel
 from brickformer.moe import Routing, TopKRouter
@@ -126,6 +127,8 @@ def reach(model: AnyModel) -> tuple[float, float]:
             back, own = back + own.kernel - 1, own.mixer
         mask = getattr(own, "mask", None)
         step = math.inf if mask is None or mask.window is None else mask.window - 1
+        if isinstance(own, Pointwise):
+            step = 0
         back += step
         forward += 0 if mixer.causal else step
     return back, forward
