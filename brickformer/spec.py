@@ -23,7 +23,7 @@ import math
 import types
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import (
     Any,
     ClassVar,
@@ -75,7 +75,7 @@ class Spec(ABC):  # noqa: B024  (slots add their own abstract build)
     def from_json(cls, text: str, where: str = "spec") -> Self:
         """Read a spec of this slot (or of this kind) from JSON text. Errors: SpecError with the path."""
         try:
-            data = json.loads(text)
+            data = json.loads(text, object_pairs_hook=partial(_once, where=where))
         except json.JSONDecodeError as e:
             raise SpecError(f"{where}: not JSON: {e.msg} at line {e.lineno}, column {e.colno}.") from None
         out: Self = read(cls, data, where)
@@ -87,7 +87,7 @@ class Spec(ABC):  # noqa: B024  (slots add their own abstract build)
         import yaml
 
         try:
-            data = yaml.safe_load(text)
+            data = yaml.load(text, Loader=_yaml_loader(where))
         except yaml.YAMLError as e:
             raise SpecError(f"{where}: not YAML: {' '.join(str(e).split())}") from None
         out: Self = read(cls, data, where)
@@ -100,10 +100,11 @@ class Spec(ABC):  # noqa: B024  (slots add their own abstract build)
         return str(yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True))
 
     def but(self, **changes: Any) -> Self:
-        """This spec with some fields changed, named by dotted paths: ``but(**{"layers.2.mixer": LSTM()})``."""
-        out = self
-        for path, value in changes.items():
-            out = _replace(out, type(self), path.split("."), value, at="")
+        """This spec with some fields changed, named by dotted paths: ``but(**{"layers.2.mixer": LSTM()})``.
+
+        Changes that meet go in their order; rules are checked when all are made.
+        """
+        out: Self = _changed(self, type(self), [(path.split("."), value) for path, value in changes.items()], at="")
         return out
 
     def __repr__(self) -> str:
@@ -118,6 +119,8 @@ class Spec(ABC):  # noqa: B024  (slots add their own abstract build)
 
 
 S = TypeVar("S", bound=Spec)
+Change = tuple[Sequence[str], Any]
+"""The steps of a path, and what is to stand at its end."""
 
 
 @dataclass_transform(frozen_default=True)
@@ -249,30 +252,64 @@ def _read_union(args: tuple[Any, ...], data: Any, path: str) -> Any:
     raise _wrong(path, data, " | ".join(_slot(a) for a in args))
 
 
-def _replace(value: Any, expected: Any, parts: Sequence[str], new: Any, at: str) -> Any:
-    """`value` with the field at the end of `parts` set to `new`; `expected` is the type `value` was declared with."""
-    if not parts:
-        return read(expected, new, at)
-    head, rest = parts[0], parts[1:]
-    here = f"{at}.{head}" if at else head
+def _once(pairs: Sequence[tuple[Any, Any]], where: str) -> dict[Any, Any]:
+    """A mapping as it is written, unless a key is written twice: one of the two would be dropped."""
+    out: dict[Any, Any] = {}
+    for key, value in pairs:
+        if key in out:
+            raise SpecError(f"{where}: {key!r} is written twice in one mapping. Remove one of them.")
+        out[key] = value
+    return out
+
+
+def _yaml_loader(where: str) -> type:
+    """YAML's safe loader, which by itself keeps the last of two equal keys."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            _once([(self.construct_object(key, deep=True), None) for key, _ in node.value], where)
+            return dict(super().construct_mapping(node, deep))
+
+    return Loader
+
+
+def _changed(value: Any, expected: Any, changes: Sequence[Change], at: str) -> Any:
+    """`value`, declared as `expected`, with all changes at once: rules that tie two fields see both as they will be."""
+    whole = max((i for i, (parts, _) in enumerate(changes) if not parts), default=-1)
+    if whole >= 0:
+        value, changes = read(expected, changes[whole][1], at), changes[whole + 1 :]
+    if not changes:
+        return value
+    inside: dict[Any, list[Change]] = {}
     if isinstance(value, tuple):
         item = next((a for a in get_args(expected) if a is not Ellipsis), Any)
-        if head == "*":
-            return tuple(_replace(v, item, rest, new, f"{at}.{i}") for i, v in enumerate(value))
-        if not head.lstrip("-").isdigit() or not -len(value) <= int(head) < len(value):
-            raise SpecError(f"{here}: expected an index from 0 to {len(value) - 1}, or *.")
-        index = int(head) % len(value)
-        return (*value[:index], _replace(value[index], item, rest, new, here), *value[index + 1 :])
-    if isinstance(value, Spec):
-        fields = fields_of(type(value))
+        for (head, *rest), new in changes:
+            for i in _indices(head, len(value), at):
+                inside.setdefault(i, []).append((rest, new))
+        return tuple(_changed(v, item, inside.get(i, []), f"{at}.{i}") for i, v in enumerate(value))
+    dot = f"{at}." if at else ""
+    if not isinstance(value, Spec):
+        raise SpecError(f"{dot}{changes[0][0][0]}: {at or 'spec'} is {value!r}, which has no fields.")
+    fields = fields_of(type(value))
+    for (head, *rest), new in changes:
         if head not in fields:
-            raise SpecError(f"{here}: {value.kind!r} has no such field; {nearest(head, fields)}")
-        inner = _replace(getattr(value, head), fields[head], rest, new, here)
-        try:
-            return dataclasses.replace(value, **{head: inner})  # type: ignore[type-var]
-        except SpecError as e:
-            raise SpecError(f"{here}: {e}") from None
-    raise SpecError(f"{here}: {at or 'spec'} is {value!r}, which has no fields.")
+            raise SpecError(f"{dot}{head}: {value.kind!r} has no such field; {nearest(head, fields)}")
+        inside.setdefault(head, []).append((rest, new))
+    made = {k: _changed(getattr(value, k), fields[k], own, dot + k) for k, own in inside.items()}
+    try:
+        return dataclasses.replace(value, **made)  # type: ignore[type-var]
+    except SpecError as e:
+        raise SpecError(f"{', '.join(dot + k for k in made)}: {e}") from None
+
+
+def _indices(head: str, length: int, at: str) -> range | tuple[int]:
+    """Which elements of a tuple a step of a path means."""
+    if head == "*":
+        return range(length)
+    if not head.lstrip("-").isdigit() or not -length <= int(head) < length:
+        raise SpecError(f"{at}.{head}: expected an index from 0 to {length - 1}, or *.")
+    return (int(head) % length,)
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

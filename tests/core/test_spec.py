@@ -278,6 +278,30 @@ def test_but_changes_what_the_path_names_and_nothing_else() -> None:
     assert DECODER.but() == DECODER
 
 
+def test_but_checks_rules_when_all_changes_are_made() -> None:
+    """Each of these alone breaks a rule; together, in either order, they don't."""
+    tied = {"layers.0.mixer.kv_heads": 3, "layers.0.mixer.heads": 9}
+    for changes in (tied, dict(reversed(tied.items()))):
+        assert DECODER.but(**changes).layers[0].mixer == dataclasses.replace(LAYER.mixer, heads=9, kv_heads=3)
+    for path, value in tied.items():
+        with pytest.raises(SpecError):
+            DECODER.but(**{path: value})
+    later = DECODER.but(**{"layers.0.mixer.heads": 8, "layers.0.mixer": Attention(2), "layers.0.mixer.bias": True})
+    assert later.layers[0].mixer == Attention(2, bias=True)
+    with pytest.raises(SpecError, match=r"layers\.0\.mixer\.heads, layers\.0\.mixer\.kv_heads: attention\.kv_heads"):
+        DECODER.but(**{"layers.0.mixer.heads": 8, "layers.0.mixer.kv_heads": 3})
+
+
+def test_a_key_that_is_written_twice_is_refused() -> None:
+    for read_text, text in (
+        (Layer.from_json, '{"kind": "layer", "place": "pre", "mixer": {"kind": "lstm"}, "place": "post"}'),
+        (Layer.from_yaml, "kind: layer\nplace: pre\nmixer: {kind: lstm}\nplace: post\n"),
+        (Layer.from_yaml, "kind: layer\nmixer: {kind: lstm, place: 1, place: 2}\n"),
+    ):
+        with pytest.raises(SpecError, match=r"here: 'place' is written twice in one mapping\. Remove one of them\."):
+            read_text(text, "here")
+
+
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
