@@ -136,7 +136,7 @@ def test_a_brick_is_listed_with_slot_options_and_paper(brick: Brick) -> None:
     assert "arXiv 1706.03762" in out
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.startswith("    ") and line.strip()}
     assert rows["heads"] == ["int", "needed"]
-    assert rows["backend"] == ["auto", "|", "reference", "|", "sdpa", "|", "flex", "auto"]
+    assert rows["backend"] == ["auto", "|", "reference", "|", "matmul", "|", "sdpa", "|", "flex", "auto"]
     assert rows["kv_heads"] == ["int", "|", "none", "none"]
 
 
