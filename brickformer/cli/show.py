@@ -45,7 +45,7 @@ def show(args: argparse.Namespace) -> int:
     from brickformer.cli.settings import parsed
     from brickformer.cli.text import labelled, screen
     from brickformer.errors import SpecError
-    from brickformer.look.shapes import shapes_of
+    from brickformer.shapes import shapes_of
     from brickformer.look.tree import table, tree
 
     if args.context is not None and args.context < 1:

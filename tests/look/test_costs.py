@@ -12,7 +12,7 @@ from brickformer.embed import Head
 from brickformer.feedforward import GLU, MLP, FeedForward
 from brickformer.layers import Layer, pattern
 from brickformer.look.costs import cost
-from brickformer.look.shapes import shapes_of
+from brickformer.shapes import shapes_of
 from brickformer.look.tree import table, tree
 from brickformer.mask import FULL, Mask
 from brickformer.mixers.attention import Attention
