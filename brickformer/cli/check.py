@@ -54,8 +54,9 @@ def check(args: argparse.Namespace) -> int:
         print(f"\nall hold: {report.line()}")
         return 0
     sys.stdout.flush()
-    for line in explained(report):
-        print(line, file=sys.stderr)
+    for failure in report.failures:
+        print(f"brick: {failure.failure()}", file=sys.stderr)
+    print(f"brick: {report.verdict()}", file=sys.stderr)
     return 1
 
 
@@ -88,10 +89,3 @@ def table(report: Report) -> list[str]:
         mark = {"holds": "holds", "broken": "BROKEN", "not owed": "-"}[row.outcome]
         lines.append(labelled(row.name, f"{mark:<6} {said}", min(names + 2, screen() // 2)))
     return lines
-
-
-def explained(report: Report) -> list[str]:
-    """The failures: the brick, the property, the numbers."""
-    lines = [f"brick: {row.failure()}" for row in report.failures]
-    many = f"{len(lines)} properties do" if len(lines) > 1 else "1 property does"
-    return [*lines, f"brick: {many} not hold. brick check names the bricks; mend them, or take them out."]

@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from brickformer.embed import Embed, Head
+from brickformer.embed import Head
 from brickformer.feedforward import MLP
 from brickformer.layers import Layer
 from brickformer.mask import Mask
 from brickformer.mixers.attention import Attention
-from brickformer.mixers.cross import Cross
 from brickformer.models import Decoder, Encoder, EncoderDecoder, ModelSpec
 from brickformer.proof.properties import Property
 from brickformer.proof.subject import Subject
@@ -128,12 +127,17 @@ def _inside(trial: Trial, found: Found, slot: str, brick: Spec) -> Found:
     for field, part, allowed in _parts(brick):
         here = f"{found.where}.{field}"
         if type(part).__mro__[1] is type(brick).__mro__[1]:  # of the same slot: it can stand there itself
-            message = trial.tried(dataclasses.replace(neutral, **{slot: part}))
+            message = trial.tried(_with(neutral, slot, part))
             if message is not None:
                 return _inside(trial, Found(here, part.kind, message), slot, part)
-        elif allowed and trial.tried(dataclasses.replace(neutral, **{slot: _without(brick, field)})) is None:
+        elif allowed and trial.tried(_with(neutral, slot, _without(brick, field))) is None:
             return Found(here, part.kind, found.message)
     return found
+
+
+def _with(layer: Layer, slot: str, brick: Spec) -> Layer:
+    changes: dict[str, Any] = {slot: brick}
+    return dataclasses.replace(layer, **changes)
 
 
 def _parts(brick: Spec) -> Iterator[tuple[str, Spec, bool]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,7 +24,7 @@ class Row:
     kind: str = ""
 
     def failure(self) -> str:
-        """``layers.2.mixer (mamba): causal: changing token 7 changed the output at token 3 by 0.013, allowed 1e-09``."""
+        """``layers.2.mixer (mamba): causal: changing token 7 changed the output at token 3 by 0.013, ...``."""
         place = f"{self.where} ({self.kind})" if self.where else self.kind
         return f"{place}: {self.name}: {self.detail}"
 
@@ -54,6 +53,11 @@ class Report:
         tried = sum(row.outcome != "not owed" for row in self.rows)
         return f"{tried} properties of {self.layers} layer{'s' if self.layers != 1 else ''}"
 
+    def verdict(self) -> str:
+        """``2 of 11 properties do not hold.``"""
+        tried = sum(row.outcome != "not owed" for row in self.rows)
+        return f"{len(self.failures)} of {tried} properties do not hold."
+
     def __str__(self) -> str:
         """The table."""
         return "\n".join(self.table())
@@ -81,8 +85,3 @@ class Report:
 
 def _cell(row: Row) -> str:
     return row.where or row.kind if row.outcome == "broken" else row.detail
-
-
-def failures(reports: Sequence[Report]) -> list[str]:
-    """The failures of several reports, a line each."""
-    return [row.failure() for report in reports for row in report.failures]

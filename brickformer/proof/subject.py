@@ -1,8 +1,8 @@
 """The subject of a proof: one small model in float64, and one way to ask all three families.
 
 Its parameters are shaken: initial values are too small and too regular to show what a brick does. Every call gives the
-logits (vectors, for an encoder without a head); a decoder of an encoder-decoder reads a fixed source whose rows differ in
-length.
+logits (vectors, for an encoder without a head); a decoder of an encoder-decoder reads a fixed source whose rows
+differ in length.
 
 Shapes: ids (B, T); S source tokens; logits (B, T, V).
 """
@@ -25,7 +25,7 @@ from brickformer.state import StackState
 SEED: Final = 0
 
 
-class Broken(AssertionError):
+class Broken(AssertionError):  # noqa: N818  (a finding, not an error)
     """A property does not hold; the message has the numbers."""
 
 
@@ -99,6 +99,11 @@ class Subject:
         valid[1::2, length - length // 3 :] = False
         return self.ids(rows, length, seed=5), valid[:rows]
 
+    def empty(self, rows: int) -> StackState:
+        """An empty state. Errors: StateError where the model keeps none."""
+        stack, weight = self.side.stack, self.side.embed.tokens.weight
+        return stack.init_state(rows, self.tokens, device=weight.device, dtype=weight.dtype)
+
     def memory(self, rows: int, model: AnyModel | None = None) -> Memory | None:
         """The memory of the source; None for models without one."""
         model = model or self.model
@@ -144,7 +149,9 @@ def shake(model: nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.is_floating_point():
             size = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
-            parameter.data.add_((torch.randn(parameter.shape, generator=noise, dtype=torch.float64) * size).to(parameter))
+            parameter.data.add_(
+                (torch.randn(parameter.shape, generator=noise, dtype=torch.float64) * size).to(parameter)
+            )
 
 
 def worst(got: Tensor, expected: Tensor, what: str) -> tuple[float, int]:
@@ -164,3 +171,8 @@ def worst(got: Tensor, expected: Tensor, what: str) -> tuple[float, int]:
 def number(x: float) -> str:
     """0, 3e-16, 0.013, 5.7."""
     return "0" if x == 0.0 else f"{x:.2g}"
+
+
+def short(name: str) -> str:
+    """The end of a parameter's name, inside its layer."""
+    return name.partition("stack.layers.")[2].partition(".")[2] or name

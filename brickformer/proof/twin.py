@@ -1,8 +1,8 @@
 """The twin: the same bricks with the same options in a model so small that all of it can be tried out.
 
 Kept: the kind of every brick and every choice it was given, who shares keys with whom, the order of the layers, loops.
-Shrunk: the vocabulary, widths, numbers of heads and experts (not below what tells their kinds apart), windows (so that a
-dozen tokens are more than one), and depth: every distinct layer once.
+Shrunk: the vocabulary, widths, numbers of heads and experts (not below what tells their kinds apart), windows (so that
+a dozen tokens are more than one), and depth: every distinct layer once.
 
 A brick of one's own may need the size it was given: fields shrink where they have the usual names and the brick agrees,
 and the width of the model is the smallest at which every brick can be built.
@@ -43,22 +43,29 @@ Side = TypeVar("Side", Decoder, Encoder)
 class Twin:
     """spec: small. layers: the path of each of its layers in the model it stands for. tokens: how long a row may be.
 
-    depth: layers of the model it stands for.
+    alike: of how many layers each of them is the first. depth: all layers of the model.
     """
 
     spec: ModelSpec
     layers: tuple[str, ...]
+    alike: tuple[int, ...]
     tokens: int
-    depth: int
+
+    @property
+    def depth(self) -> int:
+        """Layers of the model it stands for."""
+        return sum(self.alike)
 
 
 def twin_of(spec: ModelSpec) -> Twin:
     """The twin of a model. Errors: SpecError when the model cannot be built, with the place."""
-    kept = {path: distinct(side.layers) for path, side in sides(spec).items()}
+    groups = {path: distinct(side.layers) for path, side in sides(spec).items()}
+    kept = {path: list(group) for path, group in groups.items()}
     _buildable(_keep(spec, kept))
+    small = _small(_keep(spec, kept))
     names = tuple(f"{path}layers.{i}" for path, places in kept.items() for i in places)
-    depth = sum(len(side.layers) for side in sides(spec).values())
-    return Twin(small := _small(_keep(spec, kept)), names, _tokens(small), depth)
+    alike = tuple(count for group in groups.values() for count in group.values())
+    return Twin(small, names, alike, _tokens(small))
 
 
 def sides(spec: ModelSpec) -> dict[str, Decoder | Encoder]:
@@ -72,14 +79,16 @@ def sides(spec: ModelSpec) -> dict[str, Decoder | Encoder]:
             raise SpecError(f"check: got a {spec.kind!r}, expected a decoder, an encoder or an encoder_decoder.")
 
 
-def distinct(layers: tuple[Layer, ...]) -> list[int]:
-    """The first of each kind of layer; where there are many, layers that differ in numbers only are alike."""
+def distinct(layers: tuple[Layer, ...]) -> dict[int, int]:
+    """The first of each kind of layer, and how many are like it; where many differ, numbers do not tell them apart."""
     small = [shrunk(layer) for layer in layers]
-    first = [i for i, layer in enumerate(small) if layer not in small[:i]]
-    if len(first) <= MOST:
-        return first
-    shapes = [_without_numbers(plain(layer)) for layer in small]
-    return [i for i in first if shapes[i] not in shapes[:i]]
+    groups = _counted(small)
+    return groups if len(groups) <= MOST else _counted([_without_numbers(plain(layer)) for layer in small])
+
+
+def _counted(kinds: list[Any]) -> dict[int, int]:
+    firsts = [kinds.index(kind) for kind in kinds]
+    return {first: firsts.count(first) for first in dict.fromkeys(firsts)}
 
 
 def _without_numbers(data: Any) -> Any:

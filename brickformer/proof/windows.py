@@ -69,4 +69,4 @@ def window(s: Subject) -> str:
                         f"changing token {edge} left the output at token {t} as it was: it is inside the window of "
                         f"{mask.window}"
                     )
-    return f"{len(asked)} mixers with a window: off by {number(most)}"
+    return f"mixers with one: {len(asked)}; off by {number(most)}"

@@ -12,7 +12,6 @@ from brickformer.embed import Head
 from brickformer.feedforward import GLU, MLP, FeedForward
 from brickformer.layers import Layer, pattern
 from brickformer.look.costs import cost
-from brickformer.shapes import shapes_of
 from brickformer.look.tree import table, tree
 from brickformer.mask import FULL, Mask
 from brickformer.mixers.attention import Attention
@@ -21,6 +20,7 @@ from brickformer.moe import MoE, MoEFeedForward, Router
 from brickformer.norms import RMSNorm
 from brickformer.positions import Rope
 from brickformer.presets import bert, gpt2, llama, vaswani
+from brickformer.shapes import shapes_of
 
 T, V, D = 24, 50, 32
 LAYERS = {
