@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal, assert_never, final
 
 import torch
@@ -32,7 +33,7 @@ from torch import Tensor, nn
 from brickformer.errors import SpecError, StateError
 from brickformer.feedforward import FeedForward, FeedForwardSpec, check_dropout
 from brickformer.mask import Span
-from brickformer.mixers.base import Mixer, MixerSpec
+from brickformer.mixers.base import Mixer, MixerSpec, wants_values
 from brickformer.mixers.cross import Cross, CrossAttention, Memory
 from brickformer.norms import LayerScale, NormSpec, RMSNorm
 from brickformer.spec import Spec, spec
@@ -54,7 +55,11 @@ class Residual(nn.Module):
     def forward(self, x: Float[Tensor, "B T D"], f: Callable[[Tensor], Tensor]) -> Float[Tensor, "B T D"]:
         """x joined with the branch f."""
         skipped = x if self.skip == 1.0 else self.skip * x
-        return self.after(skipped + self.drop(self.out(f(self.into(x)))))
+        return self.after(skipped + self.branch(x, f))
+
+    def branch(self, x: Float[Tensor, "B T D"], f: Callable[[Tensor], Tensor]) -> Float[Tensor, "B T D"]:
+        """What the branch adds: drop(out(f(into(x))))."""
+        return self.drop(self.out(f(self.into(x))))
 
 
 @spec("layer")
@@ -62,7 +67,8 @@ class Layer(Spec):
     """One layer.
 
     cross: cross-attention, in decoders of an EncoderDecoder. norm, place: which norm and where (see above).
-    arrange: "parallel" lets mixer and feed-forward read the same input and adds both (GPT-J, PaLM: arXiv 2204.02311).
+    arrange: "parallel" lets mixer and feed-forward read the same input and adds both (GPT-J, PaLM: arXiv 2204.02311);
+    "parallel_norms" gives each a norm of its own (GPT-NeoX: arXiv 2204.06745; Falcon 40B).
     layerscale: where the gains of each branch start, for example 0.1; None for none. dropout: on what a branch adds.
     """
 
@@ -71,16 +77,16 @@ class Layer(Spec):
     cross: Cross | None = None
     norm: NormSpec = RMSNorm()
     place: Place = "pre"
-    arrange: Literal["serial", "parallel"] = "serial"
+    arrange: Literal["serial", "parallel", "parallel_norms"] = "serial"
     layerscale: float | None = None
     dropout: float = 0.0
 
     def check(self) -> None:
         """Parallel branches need one input: a pre-norm, and no cross-attention between them."""
         check_dropout(self, self.dropout)
-        if self.arrange == "parallel" and self.place != "pre":
-            raise self.refuse("place", "'pre' when arrange is 'parallel': both branches read one normed input")
-        if self.arrange == "parallel" and self.cross is not None:
+        if self.arrange != "serial" and self.place != "pre":
+            raise self.refuse("place", f"'pre' when arrange is {self.arrange!r}: both branches read a normed input")
+        if self.arrange != "serial" and self.cross is not None:
             raise self.refuse("arrange", "'serial' when there is cross-attention: it reads what the mixer wrote")
 
     def build(self, dim: int, depth: int) -> StackLayer:
@@ -88,6 +94,8 @@ class Layer(Spec):
         mixer, ffn = self.mixer.build(dim), self.ffn.build(dim)
         if self.arrange == "parallel":
             return ParallelLayer(mixer, ffn, self.residual(dim, depth))
+        if self.arrange == "parallel_norms":
+            return ParallelNormsLayer(mixer, self.residual(dim, depth), ffn, self.residual(dim, depth))
         crossing = (self.cross.build(dim), self.residual(dim, depth)) if self.cross else None
         return TransformerLayer(mixer, self.residual(dim, depth), ffn, self.residual(dim, depth), crossing)
 
@@ -134,6 +142,11 @@ class StackLayer(nn.Module, ABC):
         memory: Memory | None = None,
     ) -> Float[Tensor, "B T D"]:
         """(B, T, D) -> (B, T, D)."""
+
+    def values(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B G T K"] | None:
+        """The values of its mixer, for later layers."""
+        around, _ = self.branches()[0]
+        return self.mixer.values(around.into(x))
 
     def init_state(self, batch: int, max_len: int, *, device: torch.device, dtype: torch.dtype) -> LayerState:
         """An empty state for this layer."""
@@ -205,13 +218,42 @@ class ParallelLayer(StackLayer):
 
 
 @final
+class ParallelNormsLayer(StackLayer):
+    """x + mixer(norm(x)) + ffn(norm'(x)): both branches read the same input, each through a norm of its own."""
+
+    def __init__(self, mixer: Mixer, around_mixer: Residual, ffn: FeedForward, around_ffn: Residual) -> None:
+        super().__init__()
+        self.mixer, self.around_mixer, self.ffn, self.around_ffn = mixer, around_mixer, ffn, around_ffn
+        self.cross = None
+
+    def branches(self) -> list[tuple[Residual, nn.Module]]:
+        """Mixer, feed-forward."""
+        return [(self.around_mixer, self.mixer), (self.around_ffn, self.ffn)]
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        at: Span,
+        state: LayerState | None = None,
+        memory: Memory | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """(B, T, D) -> (B, T, D)."""
+        mixed = self.around_mixer.branch(x, lambda h: self.mixer(h, at, state.mixer if state else None))
+        return x + mixed + self.around_ffn.branch(x, self.ffn)
+
+
+@final
 class Stack(nn.Module):
-    """Layers one after another, `loops` times round with the same weights, then a last norm."""
+    """Layers one after another, `loops` times round with the same weights, then a last norm.
+
+    Where a mixer takes values of the first layer, they are computed before it and told to all in the span.
+    """
 
     def __init__(self, layers: Sequence[StackLayer], norm: nn.Module, *, loops: int = 1) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.norm, self.loops = norm, loops
+        self.tells = wants_values([layer.mixer for layer in layers])
 
     @classmethod
     def of(cls, layers: Sequence[Layer], dim: int, *, loops: int = 1) -> Stack:
@@ -236,11 +278,12 @@ class Stack(nn.Module):
         memory: Memory | None = None,
     ) -> Float[Tensor, "B T D"]:
         """(B, T, D) -> (B, T, D). The state learns the tokens at `at` and moves its clock."""
-        if state is None:
-            for layer in self._passes():
-                x = layer(x, at, None, memory)
-            return self.norm(x)
         passes = self._passes()
+        told = replace(at, values=passes[0].values(x)) if self.tells else at
+        if state is None:
+            for layer in passes:
+                x = layer(x, told, None, memory)
+            return self.norm(x)
         if len(state.layers) != len(passes):
             raise StateError(
                 f"the state has {len(state.layers)} layers, the model {len(passes)}. "
@@ -248,7 +291,7 @@ class Stack(nn.Module):
             )
         state.check_next(at)
         for layer, layer_state in zip(passes, state.layers, strict=True):
-            x = layer(x, at, layer_state, memory)
+            x = layer(x, told, layer_state, memory)
         state.advance(at)
         return self.norm(x)
 

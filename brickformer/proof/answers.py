@@ -79,15 +79,17 @@ def cached(s: Subject) -> str:
 
 def _copied(s: Subject, ids: Tensor, whole: Tensor, half: int) -> Iterator[float]:
     """States that part ways: a copy goes another way, rows are picked, the last tokens are taken back."""
-    rest, one = s.tokens - half, [1] * (s.tokens - half)
+    one = [1] * (s.tokens - half)
     state, rows = s.empty(2), [1, 0, 1]
     s.say(ids[:, :half], state=state)
     other, picked = state.clone(), state.clone()
     turned = torch.cat([ids[:, :half], s.ids(2, seed=4)[:, half:]], 1)
-    yield _fed(s, turned, other, one, s.say(turned), "a copy that goes another way")
     picked.select(torch.tensor(rows))
     yield _fed(s, ids[rows], picked, one, whole[rows], f"rows {rows} picked")
-    yield _fed(s, ids, state, [rest], whole, "the state that was copied")
+    said = s.say(turned)
+    for sizes in ([1], one[1:]):  # in turns: whatever they share, one of them finds overwritten
+        yield _fed(s, turned, other, sizes, said, "a copy that goes another way")
+        yield _fed(s, ids, state, sizes, whole, "the state that was copied")
     try:
         other.rewind(half)
     except StateError:  # a summary of the tokens cannot; it says so

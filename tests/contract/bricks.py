@@ -105,6 +105,8 @@ MIXERS: Mapping[str, Mix] = {
     "written_out": Mix(partial(attention, kv_heads=2, backend="reference", bias=True, out_bias=True)),
     "sinks": Mix(partial(attention, kv_heads=2, sinks=True)),
     "sinks_window": Mix(partial(attention, window=WINDOW, sinks=True, backend="sdpa")),
+    "residual": Mix(partial(attention, kv_heads=2, value_residual=True)),
+    "residual_window": Mix(partial(attention, window=WINDOW, value_residual=True, bias=True)),
     "gated": Mix(partial(attention, gate=True)),
     "differential": Mix(differential),
     "differential_window": Mix(partial(differential, window=WINDOW, norm=LayerNorm(), lambda_init=0.3)),
@@ -168,7 +170,7 @@ NORMS: Mapping[str, Callable[[], NormSpec]] = {
 }
 
 PLACES = ("pre", "post", "peri", "branch", "deep")
-ARRANGE = ("serial", "parallel")
+ARRANGE = ("serial", "parallel", "parallel_norms")
 LAYERSCALE: Mapping[str, float | None] = {"unscaled": None, "layerscale": 0.5}
 
 EMBEDS: Mapping[str, Callable[..., Embed]] = {
@@ -302,7 +304,7 @@ def refusal(chosen: Mapping[str, str]) -> tuple[str, str] | None:
     field to write it in.
     """
     family, cross = chosen.get("family"), chosen.get("cross")
-    if chosen.get("arrange") == "parallel":
+    if chosen.get("arrange", "serial") != "serial":
         if chosen.get("place", "pre") != "pre":
             return "refused", "layer.place"
         if family == "encoder_decoder" or cross not in (None, "none"):

@@ -27,6 +27,7 @@ LAYERS = {
     "multi-head": Layer(Attention(4, bias=True), MLP(48)),
     "grouped": Layer(Attention(4, kv_heads=2, position=Rope(), qk_norm=RMSNorm()), GLU(40), place="peri"),
     "multi-query": Layer(Attention(4, kv_heads=1, head_dim=16), GLU(40), arrange="parallel"),
+    "value residual": Layer(Attention(4, kv_heads=2, value_residual=True), GLU(40), arrange="parallel_norms"),
     "window": Layer(Attention(4, mask=Mask(window=5)), MLP(48, bias=False)),
     "experts": Layer(Attention(4), MoE(6, GLU(24), router=Router(top_k=2), shared=MLP(16))),
 }
