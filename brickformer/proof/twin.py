@@ -21,6 +21,7 @@ from brickformer.errors import BrickError, SpecError
 from brickformer.layers import Layer
 from brickformer.mask import Mask
 from brickformer.models import Decoder, Encoder, EncoderDecoder, ModelSpec
+from brickformer.positions import AbsolutePositionSpec
 from brickformer.shapes import shapes_of
 from brickformer.spec import Spec, fields_of, plain
 
@@ -205,6 +206,8 @@ def _smaller_numbers(spec: Spec) -> dict[str, Any]:
     if isinstance(spec, Mask):
         return {"window": min(spec.window, WINDOW)} if spec.window is not None else {}
     out = {name: min(numbers[name], most) for name, most in LARGEST.items() if name in numbers}
+    if isinstance(spec, AbsolutePositionSpec) and "max_len" in numbers:  # room for the rows that are tried
+        out["max_len"] = max(numbers["max_len"], TOKENS)
     shared = {name: numbers[name] for name in HEADS if name in numbers}
     by = math.gcd(*shared.values()) if shared else 1
     fits = (f for f in range(by, 0, -1) if by % f == 0 and all(n // f >= min(n, HEADS[k]) for k, n in shared.items()))
