@@ -22,7 +22,7 @@ import json
 import math
 import types
 from abc import ABC
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import (
     Any,
@@ -47,6 +47,8 @@ class Spec(ABC):  # noqa: B024  (slots add their own abstract build)
 
     __slots__ = ()
     kind: ClassVar[str] = ""
+    reads_places: ClassVar[bool] = False
+    """Whether what it builds reads `Span.place`: rotary positions and tables."""
 
     def __post_init__(self) -> None:
         """Check every field against its annotation, then the rules of the brick itself."""
@@ -62,6 +64,15 @@ class Spec(ABC):  # noqa: B024  (slots add their own abstract build)
         """The error for a value that breaks a rule of `check`: where, got, expected, what to do."""
         got = getattr(self, field)
         return SpecError(f"{self.kind}.{field}: got {got!r}, expected {expected}." + (f" {do}" if do else ""))
+
+    def parts(self) -> Iterator[Spec]:
+        """This spec and every spec inside it."""
+        yield self
+        for name in fields_of(type(self)):
+            value = getattr(self, name)
+            for part in value if isinstance(value, tuple) else (value,):
+                if isinstance(part, Spec):
+                    yield from part.parts()
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, defaults included, as plain data; what checkpoints store."""
@@ -273,17 +284,6 @@ def _replace(value: Any, expected: Any, parts: Sequence[str], new: Any, at: str)
         except SpecError as e:
             raise SpecError(f"{here}: {e}") from None
     raise SpecError(f"{here}: {at or 'spec'} is {value!r}, which has no fields.")
-
-
-def parse_setting(text: str) -> tuple[str, Any]:
-    """A command-line override ``path=value``: the value is JSON where it parses, else text. Errors: SpecError."""
-    path, sign, value = text.partition("=")
-    if not sign or not path.strip():
-        raise SpecError(f"--set {text!r}: expected path=value, for example layers.*.mixer.heads=4.")
-    try:
-        return path.strip(), json.loads(value)
-    except json.JSONDecodeError:
-        return path.strip(), value
 
 
 def plain(value: Any) -> Any:

@@ -309,6 +309,9 @@ def refusal(chosen: Mapping[str, str]) -> tuple[str, str] | None:
             return "refused", "layer.place"
         if family == "encoder_decoder" or cross not in (None, "none"):
             return "refused", "layer.arrange"
+    known = SLOTS.keys() <= {*chosen, "ffn", "norm", "head", "layerscale"}
+    if chosen.get("embed") == "randomized" and known and not _reads_places(chosen):
+        return "refused", "no brick reads places"
     if family == "encoder_decoder" and cross == "none":
         return "refused", "no layer has cross-attention"
     if family in ("decoder", "encoder") and cross not in (None, "none"):
@@ -316,6 +319,13 @@ def refusal(chosen: Mapping[str, str]) -> tuple[str, str] | None:
     if "mixer" in chosen and not MIXERS[chosen["mixer"]].takes_position and chosen.get("position", "none") != "none":
         return "no place", f"{chosen['mixer']} has no field for a position"
     return None
+
+
+def _reads_places(chosen: Mapping[str, str]) -> bool:
+    """Whether a rotary or a table is anywhere in a model."""
+    by_default = chosen["mixer"].startswith("latent") and chosen["position"] == "none"
+    tables = chosen["absolute"] != "none" or chosen["stack"] == "mixed"  # its other layer is rotary
+    return tables or by_default or chosen["position"].startswith("rope")
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
