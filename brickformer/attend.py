@@ -134,6 +134,11 @@ class Attend(nn.Module):
                 return run(q, k, v, lowered, bias, scale=self.scale, dropout=dropout)
             case "flex":
                 assert sinks is None, "refused when built"
+                if q.device.type == "cpu" and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+                    raise SpecError(
+                        "attention: got backend 'flex' with gradients on a CPU, where FlexAttention has none. Use "
+                        "backend='auto', a GPU, or torch.no_grad()."
+                    )
                 lowered = lower(self.mask, q_at, k_at, device=q.device, flex=True)
                 return _flex(q, k, v, lowered, bias, scale=self.scale, softcap=self.softcap)
             case other:

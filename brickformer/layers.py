@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal, assert_never, final
 
 import torch
@@ -32,7 +33,7 @@ from torch import Tensor, nn
 from brickformer.errors import SpecError, StateError
 from brickformer.feedforward import FeedForward, FeedForwardSpec, check_dropout
 from brickformer.mask import Span
-from brickformer.mixers.base import Mixer, MixerSpec
+from brickformer.mixers.base import Mixer, MixerSpec, wants_values
 from brickformer.mixers.cross import Cross, CrossAttention, Memory
 from brickformer.norms import LayerScale, NormSpec, RMSNorm
 from brickformer.spec import Spec, spec
@@ -54,7 +55,11 @@ class Residual(nn.Module):
     def forward(self, x: Float[Tensor, "B T D"], f: Callable[[Tensor], Tensor]) -> Float[Tensor, "B T D"]:
         """x joined with the branch f."""
         skipped = x if self.skip == 1.0 else self.skip * x
-        return self.after(skipped + self.drop(self.out(f(self.into(x)))))
+        return self.after(skipped + self.branch(x, f))
+
+    def branch(self, x: Float[Tensor, "B T D"], f: Callable[[Tensor], Tensor]) -> Float[Tensor, "B T D"]:
+        """What the branch adds: drop(out(f(into(x))))."""
+        return self.drop(self.out(f(self.into(x))))
 
 
 @spec("layer")
@@ -63,8 +68,9 @@ class Layer(Spec):
 
     ffn: None for a layer of the mixer alone, as in stacks of Mamba. cross: cross-attention, in decoders of an
     EncoderDecoder. norm, place: which norm and where (see above). arrange: "parallel" lets mixer and feed-forward read
-    the same input and adds both (GPT-J, PaLM: arXiv 2204.02311). layerscale: where the gains of each branch start, for
-    example 0.1; None for none. dropout: on what a branch adds.
+    the same input and adds both (GPT-J, PaLM: arXiv 2204.02311); "parallel_norms" gives each a norm of its own
+    (GPT-NeoX: arXiv 2204.06745; Falcon 40B). layerscale: where the gains of each branch start, for example 0.1; None
+    for none. dropout: on what a branch adds.
     """
 
     mixer: MixerSpec
@@ -72,28 +78,29 @@ class Layer(Spec):
     cross: Cross | None = None
     norm: NormSpec = RMSNorm()
     place: Place = "pre"
-    arrange: Literal["serial", "parallel"] = "serial"
+    arrange: Literal["serial", "parallel", "parallel_norms"] = "serial"
     layerscale: float | None = None
     dropout: float = 0.0
 
     def check(self) -> None:
         """Parallel branches need one input: a pre-norm, and no cross-attention between them."""
         check_dropout(self, self.dropout)
-        if self.arrange == "parallel" and self.place != "pre":
-            raise self.refuse("place", "'pre' when arrange is 'parallel': both branches read one normed input")
-        if self.arrange == "parallel" and self.ffn is None:
+        if self.arrange != "serial" and self.place != "pre":
+            raise self.refuse("place", f"'pre' when arrange is {self.arrange!r}: both branches read a normed input")
+        if self.arrange != "serial" and self.ffn is None:
             raise self.refuse("arrange", "'serial' without a feed-forward: there is nothing beside the mixer")
-        if self.arrange == "parallel" and self.cross is not None:
+        if self.arrange != "serial" and self.cross is not None:
             raise self.refuse("arrange", "'serial' when there is cross-attention: it reads what the mixer wrote")
 
     def build(self, dim: int, depth: int) -> StackLayer:
         """The module, one of `depth` layers."""
-        mixer = self.mixer.build(dim)
-        if self.arrange == "parallel" and self.ffn:
-            return ParallelLayer(mixer, self.ffn.build(dim), self.residual(dim, depth))
-        around_mixer = self.residual(dim, depth)
-        crossing = (self.cross.build(dim), self.residual(dim, depth)) if self.cross else None
+        mixer, around_mixer = self.mixer.build(dim), self.residual(dim, depth)
         feeding = (self.ffn.build(dim), self.residual(dim, depth)) if self.ffn else None
+        if self.arrange == "parallel" and feeding:
+            return ParallelLayer(mixer, feeding[0], around_mixer)
+        if self.arrange == "parallel_norms" and feeding:
+            return ParallelNormsLayer(mixer, around_mixer, *feeding)
+        crossing = (self.cross.build(dim), self.residual(dim, depth)) if self.cross else None
         return TransformerLayer(mixer, around_mixer, feeding, crossing)
 
     def residual(self, dim: int, depth: int) -> Residual:
@@ -112,7 +119,8 @@ class Layer(Spec):
             case "branch":
                 out = self.norm.build(dim)
             case "deep":
-                after, skip = self.norm.build(dim), ((3.0 if self.cross else 2.0) * depth) ** 0.25
+                branches = 1.0 + (self.cross is not None) + (self.ffn is not None)
+                after, skip = self.norm.build(dim), (branches * depth) ** 0.25
             case other:
                 assert_never(other)
         if self.layerscale is not None:
@@ -139,6 +147,11 @@ class StackLayer(nn.Module, ABC):
         memory: Memory | None = None,
     ) -> Float[Tensor, "B T D"]:
         """(B, T, D) -> (B, T, D)."""
+
+    def values(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B G T K"] | None:
+        """The values of its mixer, for later layers."""
+        around, _ = self.branches()[0]
+        return self.mixer.values(around.into(x))
 
     def init_state(self, batch: int, max_len: int, *, device: torch.device, dtype: torch.dtype) -> LayerState:
         """An empty state for this layer."""
@@ -214,13 +227,42 @@ class ParallelLayer(StackLayer):
 
 
 @final
+class ParallelNormsLayer(StackLayer):
+    """x + mixer(norm(x)) + ffn(norm'(x)): both branches read the same input, each through a norm of its own."""
+
+    def __init__(self, mixer: Mixer, around_mixer: Residual, ffn: FeedForward, around_ffn: Residual) -> None:
+        super().__init__()
+        self.mixer, self.around_mixer, self.ffn, self.around_ffn = mixer, around_mixer, ffn, around_ffn
+        self.cross = None
+
+    def branches(self) -> list[tuple[Residual, nn.Module]]:
+        """Mixer, feed-forward."""
+        return [(self.around_mixer, self.mixer), (self.around_ffn, self.ffn)]
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        at: Span,
+        state: LayerState | None = None,
+        memory: Memory | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """(B, T, D) -> (B, T, D)."""
+        mixed = self.around_mixer.branch(x, lambda h: self.mixer(h, at, state.mixer if state else None))
+        return x + mixed + self.around_ffn.branch(x, self.ffn)
+
+
+@final
 class Stack(nn.Module):
-    """Layers one after another, `loops` times round with the same weights, then a last norm."""
+    """Layers one after another, `loops` times round with the same weights, then a last norm.
+
+    Where a mixer takes values of the first layer, they are computed before it and told to all in the span.
+    """
 
     def __init__(self, layers: Sequence[StackLayer], norm: nn.Module, *, loops: int = 1) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.norm, self.loops = norm, loops
+        self.tells = wants_values([layer.mixer for layer in layers])
 
     @classmethod
     def of(cls, layers: Sequence[Layer], dim: int, *, loops: int = 1) -> Stack:
@@ -245,11 +287,12 @@ class Stack(nn.Module):
         memory: Memory | None = None,
     ) -> Float[Tensor, "B T D"]:
         """(B, T, D) -> (B, T, D). The state learns the tokens at `at` and moves its clock."""
-        if state is None:
-            for layer in self._passes():
-                x = layer(x, at, None, memory)
-            return self.norm(x)
         passes = self._passes()
+        told = replace(at, values=passes[0].values(x)) if self.tells else at
+        if state is None:
+            for layer in passes:
+                x = layer(x, told, None, memory)
+            return self.norm(x)
         if len(state.layers) != len(passes):
             raise StateError(
                 f"the state has {len(state.layers)} layers, the model {len(passes)}. "
@@ -257,7 +300,7 @@ class Stack(nn.Module):
             )
         state.check_next(at)
         for layer, layer_state in zip(passes, state.layers, strict=True):
-            x = layer(x, at, layer_state, memory)
+            x = layer(x, told, layer_state, memory)
         state.advance(at)
         return self.norm(x)
 

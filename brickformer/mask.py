@@ -7,7 +7,8 @@ unused slot of a cache, a hole in a ring buffer. So causal, windowed, padded, ca
 are one predicate. Every kernel is told the same thing in its own words by `lower`, and every lowering is tested against
 `Mask.allowed`.
 
-Shapes: B batch, T query tokens, S key tokens, N tokens of a span. Boolean masks are True where a key may be seen.
+Shapes: B batch, T query tokens, S key tokens, N tokens of a span, G key heads, K head width. Boolean masks are True
+where a key may be seen.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Self, no_type_check
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from brickformer.errors import StateError
@@ -34,6 +35,8 @@ class Span:
     pos: (B, N) absolute positions, EMPTY at padding; None is a promise: start, start+1, ... in every row, no padding.
     doc: (B, N) document of each token; packed documents never see each other; None is one document.
     place: (B or 1, N) what position bricks read instead of pos (`Randomized`); masks and caches never do.
+    values: (B, G, N, K) what the first layer gives of each token, for mixers of later layers to mix into their own
+    values (`Attention.value_residual`); a column that a stack adds for its layers.
     A real token's position is never above its slot: padding only lowers positions.
     """
 
@@ -42,6 +45,7 @@ class Span:
     pos: Int[Tensor, "B N"] | None = None
     doc: Int[Tensor, "B N"] | None = None
     place: Int[Tensor, "#B N"] | None = None
+    values: Float[Tensor, "B G N K"] | None = None
 
     @classmethod
     def of(
@@ -89,7 +93,8 @@ class Span:
         """The same span for some rows of the batch, in their order."""
         pos = None if self.pos is None else self.pos[rows]
         place = self.place if self.place is None or len(self.place) == 1 else self.place[rows]
-        return replace(self, pos=pos, doc=None if self.doc is None else self.doc[rows], place=place)
+        doc, values = (None if column is None else column[rows] for column in (self.doc, self.values))
+        return replace(self, pos=pos, doc=doc, place=place, values=values)
 
 
 @spec("mask")

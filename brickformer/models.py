@@ -38,6 +38,15 @@ class ModelSpec(Spec):
         """The model, initialised."""
 
 
+def _check_places(kind: str, embed: Embed, layers: tuple[Layer, ...]) -> None:
+    """Errors: SpecError when places are drawn and no brick reads them."""
+    if embed.randomized is not None and not any(p.reads_places for part in (embed, *layers) for p in part.parts()):
+        raise SpecError(
+            f"{kind}.embed.randomized: got {embed.randomized!r}, but no brick reads places. Give attention "
+            "position=Rope(), or the embedding a table (Learned, Sinusoid), or leave it out."
+        )
+
+
 @spec("decoder")
 class Decoder(ModelSpec):
     """A causal model of one sequence. vocab: V; dim: D, which flows down to every layer.
@@ -71,6 +80,7 @@ class Decoder(ModelSpec):
 
     def assemble(self, tokens: TokenEmbedding) -> DecoderModel:
         """The model on a given token table, not yet initialised."""
+        _check_places(self.kind, self.embed, self.layers)
         model = DecoderModel(
             self, self.embed.build(tokens), Stack.of(self.layers, self.dim, loops=self.loops), self.head.build(tokens)
         )
@@ -153,6 +163,7 @@ class Encoder(ModelSpec):
 
     def assemble(self, tokens: TokenEmbedding) -> EncoderModel:
         """The model on a given token table, not yet initialised."""
+        _check_places(self.kind, self.embed, self.layers)
         for i, layer in enumerate(self.layers):
             if layer.cross is not None:
                 raise SpecError(f"encoder.layers.{i}.cross: an encoder has no memory to read. Remove it.")

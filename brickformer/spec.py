@@ -22,7 +22,7 @@ import json
 import math
 import types
 from abc import ABC
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import (
     Any,
@@ -47,6 +47,8 @@ class Spec(ABC):  # noqa: B024  (slots add their own abstract build)
 
     __slots__ = ()
     kind: ClassVar[str] = ""
+    reads_places: ClassVar[bool] = False
+    """Whether what it builds reads `Span.place`: rotary positions and tables."""
 
     def __post_init__(self) -> None:
         """Check every field against its annotation, then the rules of the brick itself."""
@@ -62,6 +64,15 @@ class Spec(ABC):  # noqa: B024  (slots add their own abstract build)
         """The error for a value that breaks a rule of `check`: where, got, expected, what to do."""
         got = getattr(self, field)
         return SpecError(f"{self.kind}.{field}: got {got!r}, expected {expected}." + (f" {do}" if do else ""))
+
+    def parts(self) -> Iterator[Spec]:
+        """This spec and every spec inside it."""
+        yield self
+        for name in fields_of(type(self)):
+            value = getattr(self, name)
+            for part in value if isinstance(value, tuple) else (value,):
+                if isinstance(part, Spec):
+                    yield from part.parts()
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, defaults included, as plain data; what checkpoints store."""
@@ -310,17 +321,6 @@ def _indices(head: str, length: int, at: str) -> range | tuple[int]:
     if not head.lstrip("-").isdigit() or not -length <= int(head) < length:
         raise SpecError(f"{at}.{head}: expected an index from 0 to {length - 1}, or *.")
     return (int(head) % length,)
-
-
-def parse_setting(text: str) -> tuple[str, Any]:
-    """A command-line override ``path=value``: the value is JSON where it parses, else text. Errors: SpecError."""
-    path, sign, value = text.partition("=")
-    if not sign or not path.strip():
-        raise SpecError(f"--set {text!r}: expected path=value, for example layers.*.mixer.heads=4.")
-    try:
-        return path.strip(), json.loads(value)
-    except json.JSONDecodeError:
-        return path.strip(), value
 
 
 def plain(value: Any) -> Any:

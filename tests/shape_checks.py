@@ -14,7 +14,7 @@ from jaxtyping import AbstractArray
 
 CORE = (
     "spec schema mask attend state positions norms linear feedforward moe mixers "
-    "layers embed init models surgery presets"
+    "layers embed init models shapes surgery presets"
 ).split()
 
 

@@ -20,7 +20,7 @@ from jaxtyping import TypeCheckError, install_import_hook
 from shape_checks import CORE as CHECKED
 
 CORE = ["errors", *CHECKED]  # in the order in which they may import
-LEAVES = "tasks generate train quant look hf export doctor".split()
+LEAVES = "tasks generate train proof quant look hf export doctor".split()
 UNITS = [*CORE, *LEAVES, "recipes", "cli", "__init__", "__main__"]
 MAX_LINES = 330
 MAX_ARGUMENTS = 4

@@ -11,6 +11,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from brickformer.cli.check import add as add_check
+from brickformer.cli.explain import add as add_explain
 from brickformer.cli.generate import add as add_generate
 from brickformer.cli.list import add as add_list
 from brickformer.cli.show import add as add_show
@@ -36,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     )
     out.add_argument("--version", action="version", version=f"brickformer {version()}")
     verbs = out.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for add in (add_train, add_generate, add_show, add_list):
+    for add in (add_train, add_generate, add_check, add_explain, add_show, add_list):
         add(verbs, shared)
     return out
 

@@ -8,11 +8,12 @@ the path. A value is JSON where it parses, else text; a bare name is that brick 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from brickformer.errors import SpecError, nearest
-from brickformer.spec import Spec, fields_of, kinds_of, parse_setting, read
+from brickformer.spec import Spec, fields_of, kinds_of, read
 
 Setting = tuple[str, Any]
 S = TypeVar("S", bound=Spec)
@@ -22,6 +23,17 @@ def parsed(settings: Sequence[str]) -> list[Setting]:
     """Every path=value; none is JSON's null. Errors: SpecError: no `=`, no path."""
     pairs = map(parse_setting, settings)
     return [(path, None if value == "none" else value) for path, value in pairs]
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """A command-line override ``path=value``: the value is JSON where it parses, else text. Errors: SpecError."""
+    path, sign, value = text.partition("=")
+    if not sign or not path.strip():
+        raise SpecError(f"--set {text!r}: expected path=value, for example layers.*.mixer.heads=4.")
+    try:
+        return path.strip(), json.loads(value)
+    except json.JSONDecodeError:
+        return path.strip(), value
 
 
 def changed(spec: S, settings: Sequence[Setting]) -> S:

@@ -45,8 +45,8 @@ def show(args: argparse.Namespace) -> int:
     from brickformer.cli.settings import parsed
     from brickformer.cli.text import labelled, screen
     from brickformer.errors import SpecError
-    from brickformer.look.shapes import shapes_of
     from brickformer.look.tree import table, tree
+    from brickformer.shapes import shapes_of
 
     if args.context is not None and args.context < 1:
         raise SpecError(f"--context: got {args.context}, expected at least 1.")

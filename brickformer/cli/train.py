@@ -72,6 +72,9 @@ def train(args: argparse.Namespace) -> int:
         run = run.but(**{name: value for name in ("seed", "name") if (value := getattr(args, name)) is not None})
         session = Session.new(run)
     plan(session)
+    if not proved(session):
+        return 1
+    print(file=sys.stderr)  # what follows, up to the next blank line, is progress
     if session.folder is None:
         session.create_folder(Path(args.out or "runs"))
     result = session.fit(progress(sys.stderr))
@@ -102,8 +105,25 @@ def plan(session: Session) -> None:
         f"{model_line(run.model)}, {sum(p.numel() for p in session.model.parameters()):,} parameters, on {device}",
     )
     say("train", f"{train.steps:,} steps of {each} rows, seed {run.seed}; {optim}")
+
+
+def proved(session: Session) -> bool:
+    """Whether a small twin of the model keeps what every model owes; said in a line, or in one a failure."""
+    from time import perf_counter
+
+    from brickformer.cli.text import duration
+    from brickformer.proof import check
+
+    began = perf_counter()
+    report = check(session.run.model)
+    if report.ok:
+        say("check", f"{report.line()} hold, in {duration(perf_counter() - began)}")
     sys.stdout.flush()
-    print(file=sys.stderr)  # what follows, up to the next blank line, is progress
+    for failure in report.failures:
+        print(f"brick: {failure.failure()}", file=sys.stderr)
+    if not report.ok:
+        print(f"brick: not trained: {report.verdict()}", file=sys.stderr)
+    return report.ok
 
 
 def model_line(spec: Any) -> str:

@@ -4,6 +4,7 @@
     self-attention       its linear maps + 4 · H·K · S       scores q·k and sums over v, for S keys
     cross-attention      queries and output as above; keys and values once a source token: 2 · D · 2·G·K
     feed-forward, head   their linear maps                   embedding, norms, activations: not counted
+    value residual       the first layer's q, k, v once more, for their values
     mixture of experts   router + k experts + k · 2 · D      the k that a token uses, and their weighted sum
     cache                2 · G·K · bytes of a number         keys and values
 
@@ -23,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from brickformer.attend import Attend
 from brickformer.feedforward import FeedForward, GLUFeedForward, MLPFeedForward
+from brickformer.layers import Stack
 from brickformer.mask import Span
 from brickformer.mixers.attention import AttentionMixer
 from brickformer.mixers.base import Mixer
@@ -87,6 +89,10 @@ def cost(module: nn.Module, tokens: int, dim: int) -> Cost:
             shared = Cost() if module.shared is None else cost(module.shared, tokens, dim)
             chosen = replace(expert, flops=k * (expert.flops + 2 * dim))  # and the sum of what they say
             return cost(module.router, tokens, dim) + chosen + shared
+        case Stack() if module.tells:
+            first = module.mixers()[0]
+            again = cost(first.qkv, tokens, dim) if isinstance(first, AttentionMixer) else Cost(known=False)
+            return _parts(module, tokens, dim) + again
         case Mixer() | FeedForward():
             return _measured(module, tokens, dim)
         case _:

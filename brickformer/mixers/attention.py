@@ -36,6 +36,7 @@ class Attention(MixerSpec):
     bias: on queries, keys, values and output; out_bias: on the output, default as bias. scale: default 1/√K.
     sinks: a learned score a head that takes weight and gives nothing, so that a head may look away (arXiv 2309.17453).
     gate: what the heads saw, times sigmoid(x W_g), before the output (arXiv 2505.06708).
+    value_residual: v becomes λ v + μ v of the first layer, two learned numbers, both 1/2 at first (arXiv 2410.17897).
     """
 
     heads: int
@@ -51,6 +52,7 @@ class Attention(MixerSpec):
     out_bias: bool | None = None
     sinks: bool = False
     gate: bool = False
+    value_residual: bool = False
     backend: Backend = "auto"
 
     def check(self) -> None:
@@ -79,6 +81,7 @@ class Attention(MixerSpec):
             k_norm=self.qk_norm.build(width) if self.qk_norm else nn.Identity(),
             sinks=nn.Parameter(torch.zeros(self.heads)) if self.sinks else None,
             gate=nn.Linear(dim, self.heads * width) if self.gate else None,
+            residue=nn.Parameter(torch.full((2,), 0.5)) if self.value_residual else None,
         )
 
 
@@ -98,19 +101,28 @@ class AttentionMixer(Mixer):
         k_norm: nn.Module,
         sinks: nn.Parameter | None = None,
         gate: nn.Linear | None = None,
+        residue: nn.Parameter | None = None,
     ) -> None:
         super().__init__()
         self.qkv, self.out, self.attend, self.position = qkv, out, attend, position
-        self.q_norm, self.k_norm, self.sinks, self.gate = q_norm, k_norm, sinks, gate
+        self.q_norm, self.k_norm, self.sinks, self.gate, self.residue = q_norm, k_norm, sinks, gate, residue
         self.width = qkv.parts[0] // heads
         self.kv_heads = qkv.parts[1] // self.width
         self.causal = attend.mask.causal
+        self.gives = self.kv_heads, self.width
+        self.takes = None if residue is None else self.gives
+
+    def values(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B G T K"]:
+        """Its own, before anything is mixed in."""
+        return split_heads(self.qkv(x).split(self.qkv.parts, dim=-1)[2], self.width)
 
     def forward(self, x: Float[Tensor, "B T D"], at: Span, state: State | None = None) -> Float[Tensor, "B T D"]:
         """(B, T, D) -> (B, T, D)."""
         q, k, v = (split_heads(y, self.width) for y in self.qkv(x).split(self.qkv.parts, dim=-1))
         q = self.position.rotate(self.q_norm(q), at)  # (B, H, T, K)
         k = self.position.rotate(self.k_norm(k), at)  # (B, G, T, K)
+        if self.residue is not None:
+            v = self.residue[0] * v + self.residue[1] * (v if at.values is None else at.values)
         k_at = at
         if state is not None:
             k, v, k_at = expect_state(state, KV, "attention").append(k, v, at)  # (B, G, S, K)

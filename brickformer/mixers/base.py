@@ -6,13 +6,14 @@ Shapes: x (B, T, D) -> (B, T, D). A decode step is the same call as a training s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from brickformer.errors import StateError
+from brickformer.errors import SpecError, StateError
 from brickformer.mask import Span
 from brickformer.spec import Spec
 from brickformer.state import State
@@ -22,9 +23,12 @@ class Mixer(nn.Module, ABC):
     """Slot: attention, latent attention, delta rule, Mamba, LSTM.
 
     causal: no output depends on a later input. Only causal mixers can keep a state.
+    gives, takes: the (G, K) of the values that it has for later layers, and of those it wants from the first one.
     """
 
     causal: bool
+    gives: tuple[int, int] | None = None
+    takes: tuple[int, int] | None = None
 
     @abstractmethod
     def forward(self, x: Float[Tensor, "B T D"], at: Span, state: State | None = None) -> Float[Tensor, "B T D"]:
@@ -33,6 +37,10 @@ class Mixer(nn.Module, ABC):
     @abstractmethod
     def init_state(self, batch: int, max_len: int, *, device: torch.device, dtype: torch.dtype) -> State:
         """An empty state for `batch` rows of at most `max_len` tokens. Errors: StateError when not causal."""
+
+    def values(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B G T K"] | None:
+        """The values of (B, T, D) tokens, of size `gives`, for later layers; None where it has none."""
+        return None
 
 
 class MixerSpec(Spec):
@@ -56,3 +64,17 @@ def expect_state(state: State, kind: type[AnyState], brick: str) -> AnyState:
             "Make the state with this model's init_state()."
         )
     return state
+
+
+def wants_values(mixers: Sequence[Mixer]) -> bool:
+    """Whether any mixer takes values of the first one. Errors: SpecError where that has none of this size."""
+    gives = mixers[0].gives
+    for i, mixer in enumerate(mixers):
+        if mixer.takes not in (None, gives):
+            heads, width = mixer.takes or (0, 0)
+            first = "gives no values" if gives is None else f"gives {gives[0]} heads of width {gives[1]}"
+            raise SpecError(
+                f"layers.{i}.mixer: takes values of {heads} heads of width {width}; the first layer {first}. Give the "
+                "first layer such an attention, or leave value_residual out."
+            )
+    return any(mixer.takes is not None for mixer in mixers)

@@ -77,7 +77,7 @@ class ShortConvMixer(Mixer):
 
     def __init__(self, mixer: Mixer, dim: int, kernel: int) -> None:
         super().__init__()
-        self.mixer, self.causal = mixer, mixer.causal
+        self.mixer, self.causal, self.takes = mixer, mixer.causal, mixer.takes
         self.weight = nn.Parameter(torch.eye(kernel)[:1].T.expand(kernel, dim).clone())  # (kernel, D): 1 at distance 0
 
     def forward(self, x: Float[Tensor, "B T D"], at: Span, state: State | None = None) -> Float[Tensor, "B T D"]:

@@ -35,6 +35,7 @@ class AbsolutePositionSpec(Spec):
     """Slot: specs of positions at the embedding."""
 
     __slots__ = ()
+    reads_places = True
 
     @abstractmethod
     def build(self, dim: int) -> AbsolutePosition:

@@ -55,6 +55,8 @@ class Rope(PositionSpec):
     layout: which channels form a pair. scaling: for inputs longer than those of training.
     """
 
+    reads_places = True
+
     theta: float = 10_000.0
     width: int | None = None
     layout: Layout = "half"

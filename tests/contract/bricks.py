@@ -106,6 +106,8 @@ MIXERS: Mapping[str, Mix] = {
     "written_out": Mix(partial(attention, kv_heads=2, backend="reference", bias=True, out_bias=True)),
     "sinks": Mix(partial(attention, kv_heads=2, sinks=True)),
     "sinks_window": Mix(partial(attention, window=WINDOW, sinks=True, backend="sdpa")),
+    "residual": Mix(partial(attention, kv_heads=2, value_residual=True)),
+    "residual_window": Mix(partial(attention, window=WINDOW, value_residual=True, bias=True)),
     "gated": Mix(partial(attention, gate=True)),
     "differential": Mix(differential),
     "differential_window": Mix(partial(differential, window=WINDOW, norm=LayerNorm(), lambda_init=0.3)),
@@ -171,7 +173,7 @@ NORMS: Mapping[str, Callable[[], NormSpec]] = {
 }
 
 PLACES = ("pre", "post", "peri", "branch", "deep")
-ARRANGE = ("serial", "parallel")
+ARRANGE = ("serial", "parallel", "parallel_norms")
 LAYERSCALE: Mapping[str, float | None] = {"unscaled": None, "layerscale": 0.5}
 
 EMBEDS: Mapping[str, Callable[..., Embed]] = {
@@ -305,11 +307,14 @@ def refusal(chosen: Mapping[str, str]) -> tuple[str, str] | None:
     field to write it in.
     """
     family, cross = chosen.get("family"), chosen.get("cross")
-    if chosen.get("arrange") == "parallel":
+    if chosen.get("arrange", "serial") != "serial":
         if chosen.get("place", "pre") != "pre":
             return "refused", "layer.place"
         if family == "encoder_decoder" or cross not in (None, "none") or chosen.get("ffn") == "none":
             return "refused", "layer.arrange"
+    known = SLOTS.keys() <= {*chosen, "ffn", "norm", "head", "layerscale"}
+    if chosen.get("embed") == "randomized" and known and not _reads_places(chosen):
+        return "refused", "no brick reads places"
     if family == "encoder_decoder" and cross == "none":
         return "refused", "no layer has cross-attention"
     if family in ("decoder", "encoder") and cross not in (None, "none"):
@@ -317,6 +322,13 @@ def refusal(chosen: Mapping[str, str]) -> tuple[str, str] | None:
     if "mixer" in chosen and not MIXERS[chosen["mixer"]].takes_position and chosen.get("position", "none") != "none":
         return "no place", f"{chosen['mixer']} has no field for a position"
     return None
+
+
+def _reads_places(chosen: Mapping[str, str]) -> bool:
+    """Whether a rotary or a table is anywhere in a model."""
+    by_default = chosen["mixer"].startswith("latent") and chosen["position"] == "none"
+    tables = chosen["absolute"] != "none" or chosen["stack"] == "mixed"  # its other layer is rotary
+    return tables or by_default or chosen["position"].startswith("rope")
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------

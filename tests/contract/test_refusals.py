@@ -17,12 +17,15 @@ from brickformer.layers import Layer, pattern
 from brickformer.mask import FULL, Mask, Span
 from brickformer.mixers.attention import Attention
 from brickformer.mixers.cross import Cross
+from brickformer.mixers.lstm import LSTM
 from brickformer.models import Decoder, DecoderModel, Encoder, EncoderDecoder, EncoderDecoderModel
-from brickformer.positions import Learned, Rope
+from brickformer.moe import MoE, Router
+from brickformer.positions import Alibi, Learned, Randomized, Rope
 
 LAYER = Layer(Attention(4), MLP(8))
 TWO_WAY = Layer(Attention(4, mask=FULL), MLP(8))
 READER = Layer(Attention(4), MLP(8), cross=Cross(4))
+RESIDUAL = Attention(4, value_residual=True)
 ENCODER, READING = Encoder(11, 16, (TWO_WAY,)), Decoder(11, 16, (READER,))
 
 BUILDS: list[tuple[Callable[[], Any], str]] = [
@@ -32,6 +35,38 @@ BUILDS: list[tuple[Callable[[], Any], str]] = [
     (lambda: Attention(4, dropout=1.0), "attention.dropout: got 1.0, expected a probability from 0 to below 1"),
     (lambda: Attention(4, softcap=0.0), "attention.softcap: got 0.0, expected a cap above 0"),
     (lambda: Attention(4, mask=Mask(window=-1)), "mask.window: got -1, expected at least 1"),
+    (lambda: Attention(4, mask=Mask(window=0)), "mask.window: got 0, expected at least 1 (the token itself)"),
+    (lambda: MoE(2, GLU(8), Router(top_k=3)), "moe.experts: got 2, expected at least router.top_k = 3. Add experts"),
+    (lambda: MoE(0, GLU(8)), "moe.experts: got 0, expected at least 1"),
+    (lambda: Router(top_k=0), "router.top_k: got 0, expected at least 1"),
+    (lambda: Rope(width=3), "rope.width: got 3, expected an even number, at least 2: rotary turns pairs"),
+    (lambda: Attention(4, position=Rope(width=6)).build(16), "rope.width: got 6, expected at most the head width, 4"),
+    (lambda: Attention(2, head_dim=3, position=Rope()).build(16), "rope: got a head width of 3, expected an even one"),
+    (lambda: Attention(4, position=Learned(9)), "attention.position: got Learned(max_len=9)"),  # type: ignore[arg-type]
+    (lambda: Embed(position=Rope()), "embed.position: got Rope()"),  # type: ignore[arg-type]
+    (
+        lambda: Decoder(11, 16, (LAYER,), embed=Embed(randomized=Randomized(range=64))).build(),
+        "decoder.embed.randomized: got Randomized(range=64), but no brick reads places",
+    ),
+    (
+        lambda: Encoder(
+            11, 16, (Layer(Attention(4, mask=FULL, position=Alibi()), MLP(8)),), Embed(randomized=Randomized(range=64))
+        ).build(),
+        "encoder.embed.randomized: got Randomized(range=64), but no brick reads places",
+    ),
+    (
+        lambda: Decoder(11, 16, (Layer(LSTM(), MLP(8)), Layer(RESIDUAL, MLP(8)))).build(),
+        "layers.1.mixer: takes values of 4 heads of width 4; the first layer gives no values",
+    ),
+    (
+        lambda: Decoder(11, 16, (Layer(Attention(4, kv_heads=2), MLP(8)), Layer(RESIDUAL, MLP(8)))).build(),
+        "the first layer gives 2 heads of width 4. Give the first layer such an attention",
+    ),
+    (
+        lambda: Layer(Attention(4), MLP(8), place="post", arrange="parallel_norms"),
+        "layer.place: got 'post', expected 'pre' when arrange is 'parallel_norms'",
+    ),
+    (lambda: Layer(Attention(4), MLP(8), cross=Cross(4), arrange="parallel_norms"), "layer.arrange: got 'parallel_n"),
     (
         lambda: Attention(3).build(16),
         "attention.heads: got 3, expected a divisor of dim=16 (1, 2, 4, 8), or give head_dim",
@@ -136,6 +171,16 @@ def test_ids_of_another_shape_are_refused(decoder: DecoderModel, ids: torch.Tens
     with pytest.raises(BrickError) as refused:
         decoder(ids)
     assert says in str(refused.value)
+
+
+def test_flex_has_no_gradient_on_a_cpu() -> None:
+    model = Decoder(11, 16, (Layer(Attention(4, backend="flex"), MLP(8)),)).build()
+    with pytest.raises(SpecError, match=r"backend 'flex' with gradients on a CPU.* Use backend='auto', a GPU"):
+        model(torch.tensor([[1, 2]]))
+    with torch.no_grad():
+        plain = model.spec.but(**{"layers.0.mixer.backend": "auto"}).build()
+        plain.load_state_dict(model.state_dict())
+        torch.testing.assert_close(model(torch.tensor([[1, 2]])), plain(torch.tensor([[1, 2]])))
 
 
 def test_a_full_cache_says_how_to_make_it_longer(decoder: DecoderModel) -> None:

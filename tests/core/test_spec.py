@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import brickformer
+from brickformer.cli.settings import parse_setting
 from brickformer.embed import Embed, Head
 from brickformer.errors import SpecError
 from brickformer.feedforward import GLU, MLP
@@ -27,7 +28,7 @@ from brickformer.models import Decoder, Encoder, EncoderDecoder, ModelSpec
 from brickformer.norms import LayerNorm, NormSpec, RMSNorm
 from brickformer.positions import Learned, Rope, Sinusoid
 from brickformer.schema import json_schema
-from brickformer.spec import _REGISTRY, Spec, fields_of, kinds_of, parse_setting, read, spec
+from brickformer.spec import _REGISTRY, Spec, fields_of, kinds_of, read, spec
 
 LAYER = Layer(Attention(heads=4, kv_heads=2, position=Rope()), GLU(24))
 OTHER = Layer(Attention(heads=4, mask=Mask(window=3)), MLP(24), norm=LayerNorm(), place="post", dropout=0.1)

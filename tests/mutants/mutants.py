@@ -78,8 +78,8 @@ MUTANTS = [
     ),
     Mutant(
         "a capped score goes to a kernel that cannot cap",
-        'if self.softcap is None:\n            return "sdpa"',
-        'if True:\n            return "sdpa"',
+        "if self.softcap is None:\n            short",
+        "if True:\n            short",
         "kernels_agree",
         {"mixer": "capped"},
     ),
@@ -173,10 +173,17 @@ MUTANTS = [
         WINDOW,
     ),
     Mutant(
+        "learning sees the future",
+        "hidden.masked_fill(~allowed, torch.finfo(dtype).min / 2)",
+        "hidden",
+        "causal_by_gradient",
+        {},
+    ),
+    Mutant(
         "a bias comes without its mask",
         "mask = bias.masked_fill(~_as_map(lowered, q, k), -torch.inf)",
         "mask = bias",
-        "causal_by_gradient",
+        "causal_by_perturbation",
         {"position": "alibi"},
     ),
     # ---- where tokens are

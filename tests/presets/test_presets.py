@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from brickformer.errors import SpecError
-from brickformer.look.shapes import shapes_of
 from brickformer.mask import FULL
 from brickformer.models import Decoder, Encoder, EncoderDecoder, ModelSpec
 from brickformer.presets import PRESETS, bert, gpt2, llama, vaswani, vaswani_small
+from brickformer.shapes import shapes_of
 from brickformer.spec import read
 
 

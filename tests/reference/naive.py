@@ -11,7 +11,7 @@ Letters: b row, t query token, s key token, h head, g key head, d model width, k
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,11 +46,15 @@ class Weights:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Where tokens are. stride: tables and rotary read every so many places (arXiv 2305.16843), after training."""
+    """Where tokens are. stride: tables and rotary read every so many places (arXiv 2305.16843), after training.
+
+    first: the values of the first layer (arXiv 2410.17897).
+    """
 
     where: list[list[int | None]]
     doc: list[list[int]] | None = None
     stride: int = 1
+    first: Tensor | None = None
 
     def place(self, b: int, t: int) -> int:
         """The place that is read; 0 for padding, whose outcome nobody looks at."""
@@ -113,11 +117,24 @@ def _head(head: Data, w: Weights, h: Tensor) -> Tensor:
 
 def _stack(spec: Data, w: Weights, x: Tensor, at: Tokens, memory: tuple[Tensor, Tokens] | None) -> Tensor:
     depth = len(spec["layers"]) * spec["loops"]
+    at = replace(at, first=_first_values(spec["layers"][0], w.below("layers.0"), x))
     for _ in range(spec["loops"]):
         for i, layer in enumerate(spec["layers"]):
             x = _layer(layer, w.below(f"layers.{i}"), x, at, memory, depth)
     last = spec["layers"][-1]
     return x if last["place"] in ("post", "deep") else _norm(last["norm"], w.below("norm"), x)
+
+
+def _first_values(layer: Data, w: Weights, x: Tensor) -> Tensor | None:
+    """V_1 of arXiv 2410.17897: the values of the first layer, which later ones mix in."""
+    if layer["mixer"]["kind"] != "attention":
+        return None
+    if layer["place"] in ("pre", "peri"):
+        around = "around" if layer["arrange"] == "parallel" else "around_mixer"
+        x = _norm(layer["norm"], w.below(f"{around}.into"), x)
+    groups = layer["mixer"]["kv_heads"] or layer["mixer"]["heads"]
+    width = layer["mixer"]["head_dim"] or x.shape[-1] // layer["mixer"]["heads"]
+    return _heads(_linear(w, "mixer.qkv", x)[..., -groups * width :], groups)
 
 
 def _layer(layer: Data, w: Weights, x: Tensor, at: Tokens, memory: tuple[Tensor, Tokens] | None, depth: int) -> Tensor:
@@ -129,6 +146,9 @@ def _layer(layer: Data, w: Weights, x: Tensor, at: Tokens, memory: tuple[Tensor,
 
     if layer["arrange"] == "parallel":
         return _residual(layer, w.below("around"), x, lambda h: mix(h) + forward(h), depth)
+    if layer["arrange"] == "parallel_norms":  # x + mixer(norm(x)) + ffn(another norm(x))
+        alone = [_residual(layer, w.below(f"around_{n}"), x, f, depth) for n, f in (("mixer", mix), ("ffn", forward))]
+        return alone[0] + alone[1] - x
     x = _residual(layer, w.below("around_mixer"), x, mix, depth)
     if layer["cross"] is not None:
         assert memory is not None
@@ -343,6 +363,9 @@ def _attention(mixer: Data, w: Weights, x: Tensor, at: Tokens) -> Tensor:
     v = _heads(qkv[..., (heads + groups) * width :], groups)
     if mixer["qk_norm"] is not None:
         q, k = _norm(mixer["qk_norm"], w.below("q_norm"), q), _norm(mixer["qk_norm"], w.below("k_norm"), k)
+    if mixer["value_residual"]:
+        assert at.first is not None
+        v = w("residue")[0] * v + w("residue")[1] * at.first
     causal = mixer["mask"]["causal"]
     q, k = _turn(mixer["position"], q, at), _turn(mixer["position"], k, at)
     y = _joined(

@@ -226,6 +226,41 @@ def phi() -> Family:
     return Family(spec, hf.PhiForCausalLM, options, table, rest)
 
 
+def gpt_neox() -> Family:
+    """Attention and feed-forward read the same input, each through a norm of its own; q, k and v head by head."""
+    layer = Layer(
+        Attention(H, position=Rope(width=2), bias=True),
+        MLP(F, activation="gelu"),
+        arrange="parallel_norms",
+        norm=LayerNorm(eps=1e-5),
+    )
+
+    def by_head(name: str) -> Make:
+        """Their rows are (H, 3, K), ours (3, H, K)."""
+        return lambda t: (
+            t(f"attention.query_key_value.{name}").unflatten(0, (H, 3, D // H)).transpose(0, 1).flatten(0, 2)
+        )
+
+    table = {
+        "mixer.qkv.weight": by_head("weight"),
+        "mixer.qkv.bias": by_head("bias"),
+        **linear("mixer.out", "attention.dense"),
+        **linear("around_mixer.into", "input_layernorm"),
+        **linear("around_ffn.into", "post_attention_layernorm"),
+        **linear("ffn.into", "mlp.dense_h_to_4h"),
+        **linear("ffn.out", "mlp.dense_4h_to_h"),
+    }
+    rest = {
+        "embed.tokens.weight": "gpt_neox.embed_in.weight",
+        **linear("stack.norm", "gpt_neox.final_layer_norm"),
+        "head.project.weight": "lm_head.weight",
+    }
+    options = {k: v for k, v in LLAMA_SIZES.items() if k != "num_key_value_heads"} | rope(partial_rotary_factor=0.5)
+    options |= {"layer_norm_eps": 1e-5, "hidden_act": "gelu", "rotary_pct": 0.5, "use_parallel_residual": True}
+    spec = Decoder(V, D, pattern([layer], L), head=Head(tied=False))
+    return Family(spec, hf.GPTNeoXForCausalLM, options, table, rest, layers="gpt_neox.layers")
+
+
 def gpt2() -> Family:
     layer = Layer(Attention(H, bias=True), MLP(4 * D, activation="gelu_tanh"), norm=LayerNorm(eps=1e-5))
 
@@ -359,6 +394,7 @@ FAMILIES: dict[str, Callable[[], Family]] = {
     "qwen3": qwen3,
     "gemma2": gemma2,
     "phi": phi,
+    "gpt_neox": gpt_neox,
     "gpt2": gpt2,
     "bloom": bloom,
     "deepseek_v2": deepseek_v2,

@@ -6,17 +6,19 @@ every tensor there, also those that a brick computes its settings from, and read
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from brickformer.models import AnyModel, ModelSpec
 
 
 def shapes_of(spec: ModelSpec) -> AnyModel:
     """The model of a spec on the meta device. Errors: SpecError, as its build."""
-    with _parameters_on_meta():
+    with _parameters_on_meta(), _Undrawn():
         model = spec.build()
     return model.to("meta")  # buffers too: from now on everything computes shapes
 
@@ -35,3 +37,21 @@ def _parameters_on_meta() -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+_DRAWING = {Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.trunc_normal_}
+_DRAWING |= {nn.init.kaiming_uniform_, nn.init.kaiming_normal_, nn.init.xavier_uniform_, nn.init.xavier_normal_}
+
+
+class _Undrawn(TorchFunctionMode):
+    """Initial values of a tensor without data are not drawn: torch would load its compiler, half a second, to do so."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _DRAWING:
+            tensor: Tensor = args[0] if args else kwargs["tensor"]
+            if tensor.device.type == "meta":
+                return tensor
+        return func(*args, **kwargs)

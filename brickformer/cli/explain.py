@@ -1,0 +1,95 @@
+"""`brick explain`: whether a spec is valid, what it costs, which kernels it takes, what it cannot be combined with."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from brickformer.models import ModelSpec
+
+ABOUT = """Say of a spec whether it is valid, and why not; its parameters, floating-point
+operations and state bytes of one token; which attention kernel each layer takes
+on a CPU, in training, with padding and in decoding, and why not the fused one;
+and what it cannot be combined with.
+
+SPEC_OR_RUN is a run folder, a JSON or YAML file, or a preset."""
+EXAMPLES = """examples:
+  brick explain llama
+  brick explain gpt2 --set layers.*.mixer.softcap=30
+  brick explain my_model.json --use my_bricks.py"""
+
+
+def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser) -> None:
+    """Say what the verb takes."""
+    p = verbs.add_parser(
+        "explain",
+        parents=[shared],
+        help="valid or not, costs, kernels, and what it cannot be combined with",
+        description=ABOUT,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("what", metavar="SPEC_OR_RUN")
+    p.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], dest="settings", help="change the spec")
+    p.add_argument(
+        "--context", metavar="N", type=int, help="tokens a token looks back on (default 1024, or all it can)"
+    )
+    p.set_defaults(verb=explain)
+
+
+def explain(args: argparse.Namespace) -> int:
+    """Print it. Errors: SpecError, which says that the spec is invalid and why."""
+    from brickformer.cli.find import model_spec
+    from brickformer.cli.settings import parsed
+    from brickformer.cli.show import reach, totals, width_of
+    from brickformer.cli.text import labelled
+    from brickformer.cli.train import model_line
+    from brickformer.errors import SpecError
+    from brickformer.presets import PRESETS
+    from brickformer.shapes import shapes_of
+
+    if args.context is not None and args.context < 1:
+        raise SpecError(f"--context: got {args.context}, expected at least 1.")
+    try:
+        spec = model_spec(args.what, parsed(args.settings))
+        model = shapes_of(spec)
+    except SpecError as e:
+        there = args.what in PRESETS or Path(args.what).expanduser().exists()
+        raise SpecError(f"invalid: {e}") from None if there else e
+    print(labelled("valid", model_line(spec), 12))
+    for name, line in totals(model, args.context or reach(spec), width_of(spec)).items():
+        print(labelled("state" if name == "KV cache" else name, line, 12))
+    for title, lines in (("kernels, on a CPU", kernels(spec)), ("cannot be combined with", limits(spec))):
+        print(f"\n{title}")
+        for line in lines:
+            print(line)
+    return 0
+
+
+def kernels(spec: ModelSpec) -> Iterator[str]:
+    """Each attention, and what it takes in each case."""
+    from brickformer.cli.text import labelled
+    from brickformer.proof import kernels_of, twin_of
+
+    used = kernels_of(twin_of(spec))
+    if not used:
+        yield "  none: no brick attends"
+    for one in used:
+        yield f"  {one.where}" + (f" (and in {one.alike - 1} layers like it)" if one.alike > 1 else "")
+        for case, kernel in one.kernels.items():
+            yield labelled(f"    {case}", kernel, 14)
+
+
+def limits(spec: ModelSpec) -> Iterator[str]:
+    """What is refused, and why."""
+    from brickformer.cli.text import labelled
+    from brickformer.proof import limits_of, twin_of
+
+    found = limits_of(twin_of(spec))
+    if not found:
+        yield "  nothing that was tried is refused"
+    for line in found:
+        yield labelled("  -", line, 4)
