@@ -76,8 +76,8 @@ def main() -> None:
         (
             "median",
             "",
-            median(r["first95"] for r in runs),
-            median(r["first100"] for r in runs),
+            f"{median(r['first95'] for r in runs):g}",
+            f"{median(r['first100'] for r in runs):g}",
             f"{median(r['loss'] for r in runs):.4f}",
             f"100 % on {whole} of {len(runs)}",
             f"{median(r['seconds'] for r in runs):.0f}",
@@ -99,7 +99,9 @@ def main() -> None:
             print(line or f"{name}: no result", flush=True)
             m = re.search(r"loss ([\d.]+) val exact ([\d.]+) first>=95% at step (\w+)\s+([\d.]+)s", line)
             found.append(
-                (title, seed, m[3], m[1], f"{100 * float(m[2]):.1f} %", m[4]) if m else (title, seed, *["not run"] * 4)
+                (title, seed, m[3].replace("None", "never"), m[1], f"{100 * float(m[2]):.1f} %", m[4])
+                if m
+                else (title, seed, *["not run"] * 4)
             )
     peers = table(
         ("peer", "seed", "first ≥ 95 % at step", "last loss", "exact match at step 500", "seconds of training"), found
