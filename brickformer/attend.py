@@ -26,9 +26,10 @@ from brickformer.errors import SpecError
 from brickformer.mask import Block, Dense, Everything, IsCausal, Lowered, Mask, Span, lower
 
 Backend = Literal["auto", "reference", "matmul", "sdpa", "flex"]
-SHORT = 64 * 64
-"""Up to so many scores a head, forward and backward on a CPU are quicker by `matmul` than fused: 2 to 5 times for 8
-tokens; for 64, a compiled training step of a small model gains a tenth. Without a backward, fused is quicker."""
+SHORT, SHORT_CAUSAL, BLOCK = 64 * 64, 512, 128
+"""On a CPU, forward and backward are quicker by `matmul` than fused up to SHORT scores a head (2 to 5 times for 8 tokens)
+and, under the causal triangle, up to SHORT_CAUSAL tokens, cut into BLOCK queries at a time and what they see (a quarter
+less time at 256 and 512 tokens). Beyond, and where no backward follows, fused is quicker."""
 
 
 def reference(
@@ -119,15 +120,17 @@ class Attend(nn.Module):
         bias: added to the scores. sinks: the score, a head, of a key that gives nothing.
         """
         dropout = self.dropout if self.training else 0.0
-        learning = q.requires_grad and torch.is_grad_enabled()
-        match self._choose(q.device, q.shape[2], k.shape[2], learning):
+        match self._choose(q.device):
             case "reference":
                 allowed = _as_map(lower(self.mask, q_at, k_at, device=q.device), q, k)
                 return reference(
                     q, k, v, allowed, bias=bias, scale=self.scale, softcap=self.softcap, sinks=sinks, dropout=dropout
                 )
-            case "matmul" | "sdpa" as backend:
+            case "matmul" | "sdpa" | "quicker" as backend:
                 lowered = lower(self.mask, q_at, k_at, device=q.device)
+                if backend == "quicker":
+                    learning = q.requires_grad and torch.is_grad_enabled()
+                    backend = _quicker(lowered, q.shape[2], k.shape[2], q.device, learning)
                 if sinks is not None:
                     lowered, k, v, bias = _with_sink(lowered, q, k, v, bias, sinks)
                 run = _matmul if backend == "matmul" else _sdpa
@@ -163,13 +166,16 @@ class Attend(nn.Module):
         learning: a backward pass follows.
         """
         device = device or torch.device("cpu")
-        backend = self._choose(device, q_at.length, k_at.length, learning)
+        lowered = lower(self.mask, q_at, k_at, device=device)
+        backend = self._choose(device)
+        if backend == "quicker":
+            backend = _quicker(lowered, q_at.length, k_at.length, device, learning)
         why = ""
         if self.softcap is not None:
             why = f"soft cap {self.softcap:g}, which sdpa cannot do"
         elif backend == "matmul" and self.backend == "auto":
             why = "short: quicker than fused"
-        match lower(self.mask, q_at, k_at, device=device):
+        match lowered:
             case Everything(last=None):
                 told = "no mask needed"
             case Everything(last=n):
@@ -188,14 +194,12 @@ class Attend(nn.Module):
         """What `print(model)` shows."""
         return f"mask={self.mask!r}, backend={self.backend}"
 
-    def _choose(
-        self, device: torch.device, tokens: int, keys: int, learning: bool
-    ) -> Literal["reference", "matmul", "sdpa", "flex"]:
+    def _choose(self, device: torch.device) -> Literal["reference", "matmul", "sdpa", "flex", "quicker"]:
+        """quicker: of matmul and sdpa, which depends on the mask."""
         if self.backend != "auto":
             return self.backend
         if self.softcap is None:
-            short = device.type == "cpu" and tokens > 1 and tokens * keys <= SHORT
-            return "matmul" if short and learning else "sdpa"
+            return "quicker"
         return "flex" if device.type == "cuda" and self.dropout == 0.0 else "reference"
 
     def _why_dense(self, q: Span, k: Span) -> str:
@@ -242,22 +246,44 @@ def _with_sink(
     return Dense(allowed), k, v, bias
 
 
+def _quicker(
+    lowered: Lowered, tokens: int, keys: int, device: torch.device, learning: bool
+) -> Literal["matmul", "sdpa"]:
+    """learning: a backward follows."""
+    if not learning or device.type != "cpu" or tokens == 1:
+        return "sdpa"
+    short = keys <= SHORT_CAUSAL if isinstance(lowered, IsCausal) else tokens * keys <= SHORT
+    return "matmul" if short else "sdpa"
+
+
 def _matmul(
     q: Tensor, k: Tensor, v: Tensor, lowered: Lowered, bias: Tensor | None, *, scale: float | None, dropout: float
 ) -> Tensor:
     """The reference in fewer passes over the scores: the mask is one small tensor that is added to them."""
-    allowed = _as_map(lowered, q, k)
+    allowed, keys = _as_map(lowered, q, k), k.shape[2]
+    q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
+    k, v = _one_key_head_a_head(k, q), _one_key_head_a_head(v, q)
+    if not isinstance(lowered, IsCausal) or keys <= BLOCK:
+        out = _product(q, k, v, allowed, bias, dropout)
+        return out.masked_fill(~allowed.any(dim=-1, keepdim=True), 0.0) if isinstance(lowered, Dense) else out
+    blocks = []
+    k, v = k.contiguous(), v.contiguous()
+    for first in range(0, keys, BLOCK):
+        end = min(first + BLOCK, keys)
+        here = None if bias is None else bias[:, :, first:end, :end]
+        seen = allowed[:, :, first:end, :end]
+        blocks.append(_product(q[:, :, first:end], k[:, :, :end], v[:, :, :end], seen, here, dropout))
+    return torch.cat(blocks, dim=2)
+
+
+def _product(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
+    """softmax(q kᵀ + bias, where allowed) v."""
     dtype = q.dtype if bias is None else torch.promote_types(q.dtype, bias.dtype)
-    # Half of the lowest: a score, a bias or a rounding below 0 cannot make it -inf.
+    # Half of the lowest number: a score, a bias or a rounding below 0 cannot make it -inf.
     hidden = torch.zeros(allowed.shape, dtype=dtype, device=q.device)
     hidden = hidden.masked_fill(~allowed, torch.finfo(dtype).min / 2)
-    scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ _one_key_head_a_head(k, q).transpose(-2, -1)
-    weights = torch.softmax(scores + (hidden if bias is None else bias + hidden), dim=-1).to(v.dtype)
-    if dropout > 0.0:
-        weights = F.dropout(weights, dropout)
-    out = weights @ _one_key_head_a_head(v, q)
-    blind = ~allowed.any(dim=-1, keepdim=True) if isinstance(lowered, Dense) else None
-    return out if blind is None else out.masked_fill(blind, 0.0)
+    weights = torch.softmax(q @ k.transpose(-2, -1) + (hidden if bias is None else bias + hidden), dim=-1).to(v.dtype)
+    return (F.dropout(weights, dropout) if dropout > 0.0 else weights) @ v
 
 
 def _sdpa(

@@ -257,14 +257,29 @@ def test_explain_names_the_kernel_that_runs(monkeypatch: pytest.MonkeyPatch) -> 
         attend = Attend(CAUSAL, backend=backend, softcap=softcap)  # type: ignore[arg-type]
         attend(*_tensors(Span(0, 5), Span(0, 5), 4), Span(0, 5), Span(0, 5))
         assert attend.explain(Span(0, 5), Span(0, 5)).startswith(f"{ran[-1]}, ")
-    for tokens, kernel in ((5, "matmul"), (64, "matmul"), (65, "sdpa"), (1, "sdpa")):
-        attend, at = Attend(CAUSAL), Span(0, tokens)
+    longer = ((CAUSAL, 64, "matmul"), (CAUSAL, 512, "matmul"), (CAUSAL, 513, "sdpa"), (CAUSAL, 1, "sdpa"))
+    for mask, tokens, kernel in (*longer, (FULL, 64, "matmul"), (FULL, 65, "sdpa")):
+        attend, at = Attend(mask), Span(0, tokens)
         q, k, v = _tensors(at, at, 4)
         attend(q.requires_grad_(), k, v, at, at)
         assert ran[-1] == kernel and attend.explain(at, at, learning=True).startswith(f"{kernel}, ")
         with torch.no_grad():
             attend(q, k, v, at, at)
         assert ran[-1] == "sdpa" and attend.explain(at, at).startswith("sdpa, ")
+
+
+@pytest.mark.parametrize("tokens", [128, 129, 300])
+@pytest.mark.parametrize("kind", ["none", "both"])
+def test_a_causal_triangle_in_blocks_is_the_whole(tokens: int, kind: str) -> None:
+    at = Span(0, tokens)
+    inputs = [x.requires_grad_() for x in _tensors(at, at, 2)]
+    bias = _bias(kind, at, at)
+    results = []
+    for backend in ("reference", "matmul"):
+        out = Attend(CAUSAL, backend=backend)(*inputs, at, at, bias)  # type: ignore[arg-type]
+        results.append((out, *torch.autograd.grad((out.sin() * torch.arange(K)).sum(), inputs)))
+    for expected, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-11)
 
 
 def test_what_a_kernel_cannot_do_is_refused() -> None:
