@@ -27,9 +27,9 @@ from brickformer.mask import Block, Dense, Everything, IsCausal, Lowered, Mask, 
 
 Backend = Literal["auto", "reference", "matmul", "sdpa", "flex"]
 SHORT, SHORT_CAUSAL, BLOCK = 64 * 64, 512, 128
-"""On a CPU, forward and backward are quicker by `matmul` than fused up to SHORT scores a head (2 to 5 times for 8 tokens)
-and, under the causal triangle, up to SHORT_CAUSAL tokens, cut into BLOCK queries at a time and what they see (a quarter
-less time at 256 and 512 tokens). Beyond, and where no backward follows, fused is quicker."""
+"""On a CPU, forward and backward are quicker by `matmul` than fused: up to SHORT scores a head (2 to 5 times for 8
+tokens), and up to SHORT_CAUSAL tokens under the causal triangle, cut into BLOCK queries at a time and what they see (a
+quarter less time at 256 and 512 tokens). Beyond, and where no backward follows, fused is quicker."""
 
 
 def reference(

@@ -78,8 +78,8 @@ MUTANTS = [
     ),
     Mutant(
         "a capped score goes to a kernel that cannot cap",
-        "if self.softcap is None:\n            short",
-        "if True:\n            short",
+        'if self.softcap is None:\n            return "quicker"',
+        'if True:\n            return "quicker"',
         "kernels_agree",
         {"mixer": "capped"},
     ),
