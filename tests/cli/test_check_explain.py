@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from cli.conftest import TINY, Brick, contents
+from torch.utils.flop_counter import FlopCounterMode
 
+from brickformer.look.amounts import bytes_
 from brickformer.presets import gpt2, llama
 from brickformer.proof import check, kernels_of, limits_of, twin_of
 from brickformer.recipes import reverse
@@ -186,6 +188,23 @@ def test_explain_says_which_kernel_and_why_not_the_fused_one(settings: dict[str,
     spec = spec.but(**{f"layers.1.mixer.{name}": value for name, value in settings.items()})
     used = {one.where: one.kernels for one in kernels_of(twin_of(spec))}
     assert says in used["layers.1.mixer" if settings else "layers.0.mixer"][case]
+
+
+def test_what_explain_counts_is_what_a_real_model_does(brick: Brick) -> None:
+    """Operations of the 24th token by torch's own counter, bytes of a real state."""
+    spec = gpt2(vocab=50, dim=32, depth=2, heads=4, max_len=64).but(**{"layers.*.mixer.backend": "reference"})
+    Path("spec.json").write_text(spec.to_json())
+    said = explained(brick, "spec.json", "--context", "24")
+    model, ids = spec.build().eval(), torch.zeros(1, 24, dtype=torch.long)
+    state = model.init_state(1, 24)
+    with torch.no_grad():
+        model(ids[:, :23], state=state)
+        with FlopCounterMode(display=False) as counter:
+            model(ids[:, 23:], state=state)
+    assert f"FLOPs {counter.get_total_flops():,} a token (matrix products and attention over 24 tokens" in said
+    grown = model.init_state(1, 25).nbytes - state.nbytes - 2 * 8  # beside keys and values: a position a layer
+    assert f"state {grown:,} bytes a token; {bytes_(state.nbytes)} for 24 tokens" in said
+    assert f"parameters {sum(p.numel() for p in model.parameters()):,} (" in said
 
 
 def test_explain_says_what_cannot_be_combined() -> None:
