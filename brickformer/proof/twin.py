@@ -44,9 +44,9 @@ Side = TypeVar("Side", Decoder, Encoder)
 
 @dataclass(frozen=True)
 class Twin:
-    """whole: the model it stands for. spec: small. layers: the path of each of its layers in the whole. tokens: how long a row may be.
+    """whole: the model it stands for. spec: small. layers: the path of each of its layers in the whole.
 
-    alike: of how many layers each of them is the first. depth: all layers of the model.
+    alike: of how many layers each of them is the first. tokens: how long a row may be.
     """
 
     whole: ModelSpec
