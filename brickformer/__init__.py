@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from brickformer.norms import LayerNorm, RMSNorm
     from brickformer.positions import Alibi, Learned, Rope, Sinusoid, T5Bias
     from brickformer.presets import bert, gpt2, llama, vaswani
+    from brickformer.proof import check
     from brickformer.recipes import Run, Session, Trained
     from brickformer.spec import Spec
     from brickformer.tasks import Pairs, Reverse, Text
@@ -52,6 +53,7 @@ _WHERE = {
     "norms": "LayerNorm RMSNorm",
     "positions": "Alibi Learned Rope Sinusoid T5Bias",
     "presets": "bert gpt2 llama vaswani",
+    "proof": "check",
     "recipes": "Run Session Trained",
     "spec": "Spec",
     "tasks": "Pairs Reverse Text",
@@ -102,6 +104,7 @@ __all__ = [
     "Trained",
     "Training",
     "bert",
+    "check",
     "gpt2",
     "llama",
     "pattern",

@@ -57,8 +57,9 @@ def explain(args: argparse.Namespace) -> int:
         spec = model_spec(args.what, parsed(args.settings))
         model = shapes_of(spec)
     except SpecError as e:
-        there = args.what in PRESETS or Path(args.what).expanduser().exists()
-        raise SpecError(f"invalid: {e}") from None if there else e
+        if args.what in PRESETS or Path(args.what).expanduser().exists():
+            raise SpecError(f"invalid: {e}") from None
+        raise
     print(labelled("valid", model_line(spec), 12))
     for name, line in totals(model, args.context or reach(spec), width_of(spec)).items():
         print(labelled("state" if name == "KV cache" else name, line, 12))

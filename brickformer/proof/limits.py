@@ -65,7 +65,7 @@ def _plain(value: Any) -> str:
 
 def _uses(twin: Twin) -> Iterator[str]:
     """What cannot be done with the model."""
-    for path, side in sides(twin.spec).items():
+    for path, side in sides(twin.whole).items():
         limit = _limit(side.embed)
         if limit is not None:
             yield f"longer input: {path}embed knows {limit:,} positions"

@@ -28,6 +28,8 @@ from brickformer.spec import Spec, fields_of, plain
 VOCAB: Final = 11
 TOKENS: Final = 12
 WINDOW: Final = 3
+LOOPS: Final = 2
+TABLE: Final = 1024
 MOST: Final = 6
 """Distinct layers, above which layers that differ in numbers only count as alike."""
 LARGEST: Final[Mapping[str, int]] = {
@@ -42,11 +44,12 @@ Side = TypeVar("Side", Decoder, Encoder)
 
 @dataclass(frozen=True)
 class Twin:
-    """spec: small. layers: the path of each of its layers in the model it stands for. tokens: how long a row may be.
+    """whole: the model it stands for. spec: small. layers: the path of each of its layers in the whole.
 
-    alike: of how many layers each of them is the first. depth: all layers of the model.
+    alike: of how many layers each of them is the first. tokens: how long a row may be.
     """
 
+    whole: ModelSpec
     spec: ModelSpec
     layers: tuple[str, ...]
     alike: tuple[int, ...]
@@ -66,7 +69,7 @@ def twin_of(spec: ModelSpec) -> Twin:
     small = _small(_keep(spec, kept))
     names = tuple(f"{path}layers.{i}" for path, places in kept.items() for i in places)
     alike = tuple(count for group in groups.values() for count in group.values())
-    return Twin(small, names, alike, _tokens(small))
+    return Twin(spec, small, names, alike, _tokens(small))
 
 
 def sides(spec: ModelSpec) -> dict[str, Decoder | Encoder]:
@@ -153,11 +156,11 @@ def _widths(dim: int, heads: int) -> Iterator[int]:
 def _resized(spec: ModelSpec, dim: int) -> ModelSpec:
     match spec:
         case EncoderDecoder():
-            encoder = dataclasses.replace(spec.encoder, dim=dim, vocab=VOCAB)
-            decoder = dataclasses.replace(spec.decoder, dim=dim, vocab=VOCAB)
+            encoder = dataclasses.replace(spec.encoder, dim=dim, vocab=VOCAB, loops=min(spec.encoder.loops, LOOPS))
+            decoder = dataclasses.replace(spec.decoder, dim=dim, vocab=VOCAB, loops=min(spec.decoder.loops, LOOPS))
             return dataclasses.replace(spec, encoder=encoder, decoder=decoder)
         case Decoder() | Encoder():
-            return dataclasses.replace(spec, dim=dim, vocab=VOCAB)
+            return dataclasses.replace(spec, dim=dim, vocab=VOCAB, loops=min(spec.loops, LOOPS))
         case _:
             raise AssertionError("sides() has refused it")
 
@@ -207,7 +210,7 @@ def _smaller_numbers(spec: Spec) -> dict[str, Any]:
         return {"window": min(spec.window, WINDOW)} if spec.window is not None else {}
     out = {name: min(numbers[name], most) for name, most in LARGEST.items() if name in numbers}
     if isinstance(spec, AbsolutePositionSpec) and "max_len" in numbers:  # room for the rows that are tried
-        out["max_len"] = max(numbers["max_len"], TOKENS)
+        out["max_len"] = min(max(numbers["max_len"], TOKENS), TABLE)
     shared = {name: numbers[name] for name in HEADS if name in numbers}
     by = math.gcd(*shared.values()) if shared else 1
     fits = (f for f in range(by, 0, -1) if by % f == 0 and all(n // f >= min(n, HEADS[k]) for k, n in shared.items()))
