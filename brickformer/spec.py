@@ -78,6 +78,8 @@ class Spec(ABC):  # noqa: B024  (slots add their own abstract build)
             data = json.loads(text, object_pairs_hook=partial(_once, where=where))
         except json.JSONDecodeError as e:
             raise SpecError(f"{where}: not JSON: {e.msg} at line {e.lineno}, column {e.colno}.") from None
+        except RecursionError:
+            raise SpecError(f"{where}: nested too deeply to be a spec.") from None
         out: Self = read(cls, data, where)
         return out
 
@@ -90,6 +92,8 @@ class Spec(ABC):  # noqa: B024  (slots add their own abstract build)
             data = yaml.load(text, Loader=_yaml_loader(where))
         except yaml.YAMLError as e:
             raise SpecError(f"{where}: not YAML: {' '.join(str(e).split())}") from None
+        except RecursionError:
+            raise SpecError(f"{where}: nested too deeply to be a spec.") from None
         out: Self = read(cls, data, where)
         return out
 
