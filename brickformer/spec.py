@@ -311,7 +311,7 @@ def _indices(head: str, length: int, at: str) -> range | tuple[int]:
     """Which elements of a tuple a step of a path means."""
     if head == "*":
         return range(length)
-    if not head.lstrip("-").isdigit() or not -length <= int(head) < length:
+    if not head.removeprefix("-").isdecimal() or not -length <= int(head) < length:
         raise SpecError(f"{at}.{head}: expected an index from 0 to {length - 1}, or *.")
     return (int(head) % length,)
 
