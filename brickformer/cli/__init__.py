@@ -88,9 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def open_streams() -> None:
     """Streams that the caller has closed (`>&-`) lead nowhere, and no file that is opened later takes their place."""
-    sys.stdin = sys.stdin or open(os.devnull)
-    sys.stdout = sys.stdout or open(os.devnull, "w")
-    sys.stderr = sys.stderr or open(os.devnull, "w")
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115  (for as long as we run)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  (for as long as we run)
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115  (for as long as we run)
 
 
 def discard_output() -> None:

@@ -117,7 +117,7 @@ def run_of(folder: RunFolder) -> Run:
     if not isinstance(data.get("run"), dict):
         raise RunError(f"{where}: broken: no 'run' in it. Restore it from a copy, or use another run.")
     try:
-        model = read(ModelSpec, folder.spec(), str(folder.path / "spec.json"))  # type: ignore[type-abstract]
+        model = read(ModelSpec, folder.spec(), str(folder.path / "spec.json"))
         run: Run = read(Run, {**data["run"], "model": model}, where)
     except SpecError as e:
         hint = " A brick of your own? Name its file: --use FILE.py" if ".kind: got" in str(e) else ""

@@ -81,8 +81,9 @@ def fit(
     """Train `model` in place; afterwards it is in eval mode and holds the weights that were saved.
 
     run: where to keep weights, state, metrics and the picture; without it nothing is written. resume: go on from the
-    state in `run`. accepted: called once that state fits, before anything is written. Ctrl-C finishes the step, saves and returns. Errors: RunError: a loss or gradient that is not finite
-    (the weights before it are kept), a full disk, a state that does not fit or is already finished.
+    state in `run`. accepted: called once that state fits, before anything is written. Ctrl-C finishes the step, saves
+    and returns. Errors: RunError: a loss or gradient that is not finite (the weights before it are kept), a full disk,
+    a state that does not fit or is already finished.
     """
     with closing(progress or Silent()) as shown, interruptible() as interrupt:
         job = _Job(model, settings, batches, forward, evaluate, run, shown)
