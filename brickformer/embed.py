@@ -131,9 +131,9 @@ class LogitHead(nn.Module):
 
 
 def check_ids(ids: Tensor, what: str) -> None:
-    """Errors: BrickError when ids are not whole numbers in a (B, T) table; their range is checked by the look-up."""
-    if ids.ndim != 2 or ids.is_floating_point() or ids.shape[1] == 0:
+    """Errors: BrickError when ids are not int64 or int32 in a (B, T) table; their range is checked by the look-up."""
+    if ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32) or ids.shape[1] == 0:
         raise BrickError(
             f"{what}: got shape {tuple(ids.shape)} of {ids.dtype}, expected (batch, tokens) of integers, "
-            f"at least one token."
+            f"at least one token, int64 or int32."
         )

@@ -89,6 +89,8 @@ class Spec(ABC):  # noqa: B024  (slots add their own abstract build)
             data = json.loads(text, object_pairs_hook=partial(_once, where=where))
         except json.JSONDecodeError as e:
             raise SpecError(f"{where}: not JSON: {e.msg} at line {e.lineno}, column {e.colno}.") from None
+        except RecursionError:
+            raise SpecError(f"{where}: nested too deeply to be a spec.") from None
         out: Self = read(cls, data, where)
         return out
 
@@ -101,6 +103,8 @@ class Spec(ABC):  # noqa: B024  (slots add their own abstract build)
             data = yaml.load(text, Loader=_yaml_loader(where))
         except yaml.YAMLError as e:
             raise SpecError(f"{where}: not YAML: {' '.join(str(e).split())}") from None
+        except RecursionError:
+            raise SpecError(f"{where}: nested too deeply to be a spec.") from None
         out: Self = read(cls, data, where)
         return out
 
@@ -318,7 +322,7 @@ def _indices(head: str, length: int, at: str) -> range | tuple[int]:
     """Which elements of a tuple a step of a path means."""
     if head == "*":
         return range(length)
-    if not head.lstrip("-").isdigit() or not -length <= int(head) < length:
+    if not head.removeprefix("-").isdecimal() or not -length <= int(head) < length:
         raise SpecError(f"{at}.{head}: expected an index from 0 to {length - 1}, or *.")
     return (int(head) % length,)
 

@@ -56,6 +56,7 @@ def version() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
+    open_streams()
     args = parser().parse_args(argv)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
@@ -77,5 +78,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("brick: stopped.", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `brick list | head`: nobody reads on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         return 0
+    except OSError as e:  # of the system itself, where no brick knows more: standard output on a full disk, ...
+        if args.debug:
+            raise
+        print(f"brick: {e.filename or 'input or output'}: {e.strerror or e}.", file=sys.stderr)
+        discard_output()
+        return 2
+
+
+def open_streams() -> None:
+    """Streams that the caller has closed (`>&-`) lead nowhere, and no file that is opened later takes their place."""
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115  (for as long as we run)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  (for as long as we run)
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115  (for as long as we run)
+
+
+def discard_output() -> None:
+    """What is still to be written to standard output goes nowhere: Python writes it when it ends."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: not a stream of the system
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ import_bricks()  # a name on the command line or in a file may be that of any br
 def use(files: Iterable[str]) -> None:
     """Import somebody's own bricks: every @spec in the files joins the union. Errors: SpecError with file and line."""
     for name in files:
-        path = Path(name).expanduser()
+        path = Path(os.path.expanduser(name))
         if not path.is_file():
             raise SpecError(f"--use {name}: no such file. Name a Python file with bricks of your own.")
         module_name = path.stem
@@ -80,7 +81,7 @@ def recipe(name: str, data: str | None, settings: Sequence[Setting]) -> Run:
 
 def model_spec(what: str, settings: Sequence[Setting]) -> ModelSpec:
     """The model of a run folder, a JSON or YAML file, or a preset. Errors: BrickError: none of these, or broken."""
-    path = Path(what).expanduser()
+    path = Path(os.path.expanduser(what))  # a name nobody has stays as it is
     if path.is_dir():
         file = RunFolder.open(path).path / "spec.json"
         return changed(own_spec(lambda: ModelSpec.from_json(read_text(file), str(file))), settings)

@@ -61,7 +61,7 @@ def _set(data: Any, parts: Sequence[str], value: Any, at: str) -> bool:
             return all([_put(data, i, rest, value, f"{at}.{i}") for i in inside])
         return any([_reaches(data[k], rest) and _put(data, k, rest, value, f"{at}.{k}") for k in inside])
     if isinstance(data, list):
-        if not head.isdigit() or int(head) >= len(data):
+        if not head.isdecimal() or int(head) >= len(data):
             raise SpecError(f"--set {here}: expected a number from 0 to {len(data) - 1}, or *.")
         return _put(data, int(head), rest, value, here)
     if not isinstance(data, dict):
@@ -90,5 +90,5 @@ def _reaches(data: Any, parts: Sequence[str]) -> bool:
     if not parts or parts[0] == "*":
         return bool(parts)
     if isinstance(data, list):
-        return parts[0].isdigit()
+        return parts[0].isdecimal()
     return parts[0] in fields_of(kinds_of(Spec)[data["kind"]])

@@ -142,8 +142,8 @@ class AttentionMixer(Mixer):
 
 def split_heads(x: Float[Tensor, "B T HK"], width: int) -> Float[Tensor, "B H T K"]:
     """(B, T, H·K) -> (B, H, T, K): first cut the last axis, then swap; a plain view would mix tokens."""
-    batch, tokens, _ = x.shape
-    return x.view(batch, tokens, -1, width).transpose(1, 2)
+    batch, tokens, joined = x.shape
+    return x.view(batch, tokens, joined // width, width).transpose(1, 2)
 
 
 def merge_heads(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T HK"]:

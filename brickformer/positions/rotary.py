@@ -79,8 +79,11 @@ class Rope(PositionSpec):
                 f"rope: got a head width of {width}, expected an even one: rotary turns pairs. Change heads."
             )
         rates = self.scaling.rates if self.scaling else plain_rates
+        types = (torch.float32, torch.float64)
+        with torch.device("cpu"):  # they are read here, wherever the model is built
+            made = {dtype: tuple(rates(turned, self.theta, dtype).tolist()) for dtype in types}
         return RopePosition(
-            {dtype: tuple(rates(turned, self.theta, dtype).tolist()) for dtype in (torch.float32, torch.float64)},
+            made,
             layout=self.layout,
             sharpen=self.scaling.sharpen() if self.scaling else 1.0,
         )

@@ -42,9 +42,9 @@ class Run(Spec):
     answers: int = 500
 
     def check(self) -> None:
-        """A seed from 0 up, some answers."""
-        if self.seed < 0:
-            raise self.refuse("seed", "0 or more")
+        """A seed that every generator takes, some answers."""
+        if not 0 <= self.seed < 2**63:
+            raise self.refuse("seed", "0 or more, below 2 to the power of 63")
         if self.answers < 1:
             raise self.refuse("answers", "1 or more")
 

@@ -42,6 +42,7 @@ class Session:
 
     def __init__(self, run: Run, folder: RunFolder | None, data: Data, *, resumed: bool) -> None:
         self.run, self.folder, self.data, self.resumed = run, folder, data, resumed
+        self.asked_anew = False  # whether a resumed run has other settings than its folder says
         torch.manual_seed(run.seed)  # initial values; then dropout
         self.model = run.model.build().to(best_device())
         check_lengths(self.model, data)
@@ -59,6 +60,9 @@ class Session:
         folder = RunFolder.open(path)
         before = run_of(folder)
         run = change(before)
+        for name, own, asked in (("seed", before.seed, run.seed), ("name", before.name, run.name)):
+            if asked != own:
+                raise RunError(f"{path}: {name}: got {asked!r}; the run goes on with its own, {own!r}. Leave it out.")
         data = run.task.prepare(run.seed)
         if data.fingerprint != folder.run().get("data"):
             raise RunError(
@@ -69,7 +73,7 @@ class Session:
             step = folder.state()[1]
             if step >= run.train.steps:
                 raise RunError(f"{path}: {step} steps are done; got {run.train.steps}, expected more to go on.")
-            write_json(folder.path / "run.json", session.record())
+            session.asked_anew = True
         return session
 
     def record(self) -> dict[str, object]:
@@ -84,6 +88,13 @@ class Session:
         self.folder = RunFolder.create(root, self.run.name, spec=spec, run=self.record(), tokenizer=tokenizer)
         return self.folder
 
+    def accepted(self) -> None:
+        """The saved state fits what is asked for: only now may the folder say so. A refusal leaves it as it was."""
+        assert self.folder is not None
+        if self.asked_anew:
+            write_json(self.folder.path / "spec.json", self.run.model.to_dict())
+            write_json(self.folder.path / "run.json", self.record())
+
     def fit(self, progress: Progress | None = None) -> Result:
         """Train to the end, or to Ctrl-C. Errors: RunError: a loss that is not finite, a full disk."""
         return fit(
@@ -95,6 +106,7 @@ class Session:
             run=self.folder,
             progress=progress,
             resume=self.resumed,
+            accepted=self.accepted,
         )
 
     def evaluate(self, model: nn.Module) -> Mapping[str, float]:

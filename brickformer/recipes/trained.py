@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 
@@ -21,12 +22,13 @@ from brickformer.generate import (
     generate,
     stream,
 )
-from brickformer.models import AnyModel
+from brickformer.models import AnyModel, ModelSpec
 from brickformer.recipes.bricks import import_bricks
 from brickformer.recipes.run import Run
 from brickformer.spec import read
 from brickformer.tasks import Tokenizer, load_tokenizers
 from brickformer.train import RunFolder
+from brickformer.train.files import read_text
 
 
 @final
@@ -44,14 +46,12 @@ class Trained:
     @classmethod
     def open(cls, path: Path | str, *, device: torch.device | None = None) -> Trained:
         """The run in a folder, on `device` (a GPU where there is one). Errors: RunError: broken, cut off, no run."""
-        folder = RunFolder.open(Path(path).expanduser())
+        folder = RunFolder.open(Path(os.path.expanduser(path)))
         run = run_of(folder)
         model = run.model.build()
         step = folder.load_weights(model)
         file = folder.path / "tokenizer.json"
-        if not file.exists():
-            raise RunError(f"{file}: missing. The folder was cut off while it was written or copied; use another run.")
-        source, target = load_tokenizers(file.read_text(encoding="utf-8"), str(file))
+        source, target = load_tokenizers(read_text(file), str(file))
         return cls(run, model.to(device or best_device()).eval(), source, target, step)
 
     @property
@@ -114,11 +114,11 @@ def run_of(folder: RunFolder) -> Run:
     import_bricks()
     where = str(folder.path / "run.json")
     data = folder.run()
-    if "run" not in data:
+    if not isinstance(data.get("run"), dict):
         raise RunError(f"{where}: broken: no 'run' in it. Restore it from a copy, or use another run.")
-    asked: dict[str, Any] = {**data["run"], "model": folder.spec()}
     try:
-        run: Run = read(Run, asked, where)
+        model = read(ModelSpec, folder.spec(), str(folder.path / "spec.json"))
+        run: Run = read(Run, {**data["run"], "model": model}, where)
     except SpecError as e:
         hint = " A brick of your own? Name its file: --use FILE.py" if ".kind: got" in str(e) else ""
         raise RunError(f"{e}{hint}") from None

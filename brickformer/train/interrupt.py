@@ -1,6 +1,7 @@
 """Ctrl-C as a wish, not as an explosion: the step in progress is finished, then the run is saved.
 
-The first SIGINT or SIGTERM is noted; the second SIGINT raises KeyboardInterrupt at once, without saving.
+The first SIGINT, SIGTERM or SIGHUP (the terminal is gone) is noted; the second SIGINT raises KeyboardInterrupt at once,
+without saving.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import final
+from typing import Final, final
+
+_ASKING: Final = [s for s in signal.Signals if s.name in ("SIGINT", "SIGTERM", "SIGHUP")]  # no SIGHUP on Windows
 
 
 @final
@@ -29,12 +32,16 @@ class Interrupt:
 
 @contextmanager
 def interruptible() -> Iterator[Interrupt]:
-    """Inside, SIGINT and SIGTERM set `.asked`; afterwards they do what they did before. In other threads: nothing."""
+    """Inside, the signals that ask to stop set `.asked`; afterwards they do what they did before.
+
+    A signal that is ignored stays so (`nohup`, a job in the background of a script). In other threads: nothing.
+    """
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    heeded = [number for number in _ASKING if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in heeded}
     try:
         yield interrupt
     finally:

@@ -9,6 +9,7 @@ A record is what is known at a logging step:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -49,7 +50,7 @@ class Metrics:
                 record = {k: math.nan if v is None else float(v) for k, v in json.loads(line).items()}
                 record["step"]  # a record without a step is none
                 records.append(record)
-            except (ValueError, TypeError, KeyError, AttributeError):
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 if number < len(lines):
                     raise RunError(f"{self.path}: line {number} is broken, expected a record. Delete it.") from None
         return records
@@ -147,7 +148,7 @@ class Lines(Progress):
 
     def say(self, text: str) -> None:
         """One line."""
-        print(text, file=self.out, flush=True)
+        _write(self.out, f"{text}\n")
 
     def close(self) -> None:
         """Nothing: every line is complete."""
@@ -185,13 +186,12 @@ class Bar(Progress):
 
     def say(self, text: str) -> None:
         """A line above the bar."""
-        self.out.write(f"\r\x1b[K{text}\n")
+        _write(self.out, f"\r\x1b[K{text}\n")
         self._draw()
 
     def close(self) -> None:
         """Wipe the bar."""
-        self.out.write("\r\x1b[K")
-        self.out.flush()
+        _write(self.out, "\r\x1b[K")
 
     def _draw(self) -> None:
         self.drawn = self.clock()
@@ -209,14 +209,20 @@ class Bar(Progress):
         if room >= 5:
             filled = room * self.done // self.steps
             bar = f"{self.full * filled}{self.empty * (room - filled)}  "
-        self.out.write(f"\r{(bar + text)[:columns]}\x1b[K")
-        self.out.flush()
+        _write(self.out, f"\r{(bar + text)[:columns]}\x1b[K")
 
 
 def progress(out: TextIO | None = None) -> Progress:
     """A bar where `out` (standard error by default) is a terminal, plain lines elsewhere."""
     out = sys.stderr if out is None else out
     return Bar(out) if out.isatty() and os.environ.get("TERM") != "dumb" else Lines(out)
+
+
+def _write(out: TextIO, text: str) -> None:
+    """Show it at once. Where nobody can read it (`| head`, a terminal that is gone) the run goes on all the same."""
+    with contextlib.suppress(OSError):
+        out.write(text)
+        out.flush()
 
 
 def _blocks(out: TextIO) -> tuple[str, str]:

@@ -76,16 +76,19 @@ def fit(
     run: RunFolder | None = None,
     progress: Progress | None = None,
     resume: bool = False,
+    accepted: Callable[[], None] = lambda: None,
 ) -> Result:
     """Train `model` in place; afterwards it is in eval mode and holds the weights that were saved.
 
     run: where to keep weights, state, metrics and the picture; without it nothing is written. resume: go on from the
-    state in `run`. Ctrl-C finishes the step, saves and returns. Errors: RunError: a loss or gradient that is not finite
-    (the weights before it are kept), a full disk, a state that does not fit or is already finished.
+    state in `run`. accepted: called once that state fits, before anything is written. Ctrl-C finishes the step, saves
+    and returns. Errors: RunError: a loss or gradient that is not finite (the weights before it are kept), a full disk,
+    a state that does not fit or is already finished.
     """
     with closing(progress or Silent()) as shown, interruptible() as interrupt:
         job = _Job(model, settings, batches, forward, evaluate, run, shown)
-        return job.run_from(job.restore() if resume else 0, lambda: interrupt.asked)
+        start = job.restore(accepted) if resume else 0
+        return job.run_from(start, lambda: interrupt.asked)
 
 
 @torch.no_grad()
@@ -263,7 +266,7 @@ class _Job(Generic[B]):
             self.run.save_weights(self.model.state_dict(), step)
         self.saved_step = step
 
-    def restore(self) -> int:
+    def restore(self, accepted: Callable[[], None]) -> int:
         """Take the state of the run back; returns its step. Errors: RunError: finished, broken, does not fit."""
         assert self.run is not None, "resume needs a run folder"
         tensors, step = self.run.state()
@@ -271,6 +274,7 @@ class _Job(Generic[B]):
         if step >= steps:
             raise RunError(f"{self.run.path}: finished: {step} of {steps} steps are done. Raise the steps to go on.")
         self.state.restore(tensors, str(self.run.path / "state.safetensors"))
+        accepted()
         Metrics(self.run.metrics).cut(step)
         self.saved_step = step
         return step

@@ -88,6 +88,7 @@ def test_an_unseen_character(brick: Brick) -> None:
         (["model.decoder.layers.5.place=post"], "a number from 0 to 1"),
         (["train.steps"], "expected path=value"),
         (["seed=-1"], "0 or more"),
+        (["seed=18446744073709551616"], "below 2 to the power of 63"),
     ],
 )
 def test_settings_that_cannot_be(brick: Brick, settings: list[str], says: str) -> None:
@@ -110,6 +111,48 @@ def test_a_run_folder_cut_off_in_the_middle(brick: Brick, name: str, harm: str) 
     assert name in brick("generate", "copy", "7 1 4").error
     if name in ("spec.json", "run.json"):
         assert name in brick("show", "copy").error if name == "spec.json" or harm == "gone" else True
+
+
+@pytest.mark.parametrize("text", [b"[" * 50_000, b'{"run": 5, "data": 5}', b"\xff"], ids=["deep", "other", "not text"])
+@pytest.mark.parametrize("name", ["spec.json", "run.json", "tokenizer.json"])
+def test_a_run_folder_with_other_things_in_it(brick: Brick, name: str, text: bytes) -> None:
+    shutil.copytree("runs/reverse-001", "copy")
+    (Path("copy") / name).write_bytes(text)
+    assert name in brick("generate", "copy", "7 1 4").error
+    Path("deep.json").write_text("[" * 50_000)
+    Path("deep.yaml").write_text("[" * 50_000)
+    assert "nested too deeply" in brick("show", "deep.json").error
+    assert "nested too deeply" in brick("show", "deep.yaml").error
+
+
+def test_the_home_of_nobody(brick: Brick) -> None:
+    """`~name` with no such name: a path like any other, and there is nothing."""
+    assert "~no-such-name" in brick("generate", "~no-such-name/run", "7 1 4").error
+    assert "~no-such-name" in brick("show", "~no-such-name/run").error
+    assert "~no-such-name" in brick("list", "--use", "~no-such-name/bricks.py").error
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("train.optim=adamw", "saved with another optimizer"),
+        ("model.*.dim=24", "does not fit"),
+        ("name=other", "goes on with its own"),
+        ("seed=7", "goes on with its own"),
+    ],
+)
+def test_going_on_with_what_does_not_fit_changes_nothing(brick: Brick, setting: str, says: str) -> None:
+    """Refused after run.json was written, the run could never go on again."""
+    before = contents(Path("runs"))
+    assert says in brick("train", "--resume", "runs/reverse-001", "--steps", "9", "--set", setting).error
+    assert contents(Path("runs")) == before
+
+
+def test_a_model_changed_on_the_way_is_kept(brick: Brick) -> None:
+    """What fits the weights may be changed, and then the folder says so."""
+    shutil.copytree("runs/reverse-001", "copy")
+    assert brick("train", "--resume", "copy", "--steps", "4", "--set", "model.*.layers.*.dropout=0.25").code == 0
+    assert Path("copy/spec.json").read_text().count('"dropout": 0.25') == 4
 
 
 def test_a_run_that_cannot_go_on(brick: Brick) -> None:

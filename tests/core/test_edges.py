@@ -1,0 +1,40 @@
+"""The edges of what a model takes: no rows, ids of other types, a device without numbers, odd indices in a path."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from brickformer import GLU, Attention, BrickError, Decoder, Layer, Rope, SpecError, pattern
+from brickformer.cli.settings import changed
+
+SPEC = Decoder(11, 16, pattern([Layer(Attention(4, kv_heads=2, position=Rope()), GLU(8))], 2))
+
+
+def test_a_batch_without_rows() -> None:
+    model, ids = SPEC.build(), torch.zeros(0, 5, dtype=torch.long)
+    assert model(ids).shape == (0, 5, 11)
+    assert model(ids, None, model.init_state(0, 8)).shape == (0, 5, 11)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16])
+def test_ids_of_a_type_that_no_table_takes(dtype: torch.dtype) -> None:
+    with pytest.raises(BrickError, match="int64 or int32"):
+        SPEC.build()(torch.zeros(1, 3).to(dtype))
+
+
+def test_built_without_numbers_a_model_takes_its_weights_later() -> None:
+    """On `meta` nothing is computed; with the weights of a twin it is that twin, rotary rates included."""
+    twin, ids = SPEC.build(), torch.arange(5)[None]
+    with torch.device("meta"):
+        model = SPEC.build()
+    model.load_state_dict(twin.state_dict(), assign=True)
+    assert torch.equal(model(ids), twin(ids))
+
+
+@pytest.mark.parametrize("index", ["²", "--1", "-", "5"])
+def test_an_index_that_is_none(index: str) -> None:
+    with pytest.raises(SpecError, match="or \\*"):
+        SPEC.but(**{f"layers.{index}.place": "post"})
+    with pytest.raises(SpecError, match="or \\*"):
+        changed(SPEC, [(f"layers.{index}.place", "post")])
