@@ -140,11 +140,7 @@ class StackLayer(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self,
-        x: Float[Tensor, "B T D"],
-        at: Span,
-        state: LayerState | None = None,
-        memory: Memory | None = None,
+        self, x: Float[Tensor, "B T D"], at: Span, state: LayerState | None = None, memory: Memory | None = None
     ) -> Float[Tensor, "B T D"]:
         """(B, T, D) -> (B, T, D)."""
 
@@ -187,11 +183,7 @@ class TransformerLayer(StackLayer):
         return met
 
     def forward(
-        self,
-        x: Float[Tensor, "B T D"],
-        at: Span,
-        state: LayerState | None = None,
-        memory: Memory | None = None,
+        self, x: Float[Tensor, "B T D"], at: Span, state: LayerState | None = None, memory: Memory | None = None
     ) -> Float[Tensor, "B T D"]:
         """(B, T, D) -> (B, T, D)."""
         x = self.around_mixer(x, lambda h: self.mixer(h, at, state.mixer if state else None))
@@ -216,11 +208,7 @@ class ParallelLayer(StackLayer):
         return [(self.around, self.mixer), (self.around, self.ffn)]
 
     def forward(
-        self,
-        x: Float[Tensor, "B T D"],
-        at: Span,
-        state: LayerState | None = None,
-        memory: Memory | None = None,
+        self, x: Float[Tensor, "B T D"], at: Span, state: LayerState | None = None, memory: Memory | None = None
     ) -> Float[Tensor, "B T D"]:
         """(B, T, D) -> (B, T, D)."""
         return self.around(x, lambda h: self.mixer(h, at, state.mixer if state else None) + self.ffn(h))
@@ -240,11 +228,7 @@ class ParallelNormsLayer(StackLayer):
         return [(self.around_mixer, self.mixer), (self.around_ffn, self.ffn)]
 
     def forward(
-        self,
-        x: Float[Tensor, "B T D"],
-        at: Span,
-        state: LayerState | None = None,
-        memory: Memory | None = None,
+        self, x: Float[Tensor, "B T D"], at: Span, state: LayerState | None = None, memory: Memory | None = None
     ) -> Float[Tensor, "B T D"]:
         """(B, T, D) -> (B, T, D)."""
         mixed = self.around_mixer.branch(x, lambda h: self.mixer(h, at, state.mixer if state else None))
@@ -280,11 +264,7 @@ class Stack(nn.Module):
         return cls(built, nn.Identity() if ends_normed else last.norm.build(dim), loops=loops)
 
     def forward(
-        self,
-        x: Float[Tensor, "B T D"],
-        at: Span,
-        state: StackState | None = None,
-        memory: Memory | None = None,
+        self, x: Float[Tensor, "B T D"], at: Span, state: StackState | None = None, memory: Memory | None = None
     ) -> Float[Tensor, "B T D"]:
         """(B, T, D) -> (B, T, D). The state learns the tokens at `at` and moves its clock."""
         passes = self._passes()

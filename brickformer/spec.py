@@ -23,21 +23,12 @@ import math
 import types
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    Self,
-    TypeVar,
-    Union,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from functools import cache
+from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import dataclass_transform as transform
 
 from brickformer.errors import SpecError, nearest
+from brickformer.plain import json_data, yaml_data
 
 _REGISTRY: dict[str, type[Spec]] = {}
 
@@ -85,27 +76,13 @@ class Spec(ABC):  # noqa: B024  (slots add their own abstract build)
     @classmethod
     def from_json(cls, text: str, where: str = "spec") -> Self:
         """Read a spec of this slot (or of this kind) from JSON text. Errors: SpecError with the path."""
-        try:
-            data = json.loads(text, object_pairs_hook=partial(_once, where=where))
-        except json.JSONDecodeError as e:
-            raise SpecError(f"{where}: not JSON: {e.msg} at line {e.lineno}, column {e.colno}.") from None
-        except RecursionError:
-            raise SpecError(f"{where}: nested too deeply to be a spec.") from None
-        out: Self = read(cls, data, where)
+        out: Self = read(cls, json_data(text, where), where)
         return out
 
     @classmethod
     def from_yaml(cls, text: str, where: str = "spec") -> Self:
         """Read a spec of this slot from YAML text. Errors: SpecError with the path."""
-        import yaml
-
-        try:
-            data = yaml.load(text, Loader=_yaml_loader(where))
-        except yaml.YAMLError as e:
-            raise SpecError(f"{where}: not YAML: {' '.join(str(e).split())}") from None
-        except RecursionError:
-            raise SpecError(f"{where}: nested too deeply to be a spec.") from None
-        out: Self = read(cls, data, where)
+        out: Self = read(cls, yaml_data(text, where), where)
         return out
 
     def to_yaml(self) -> str:
@@ -138,14 +115,13 @@ Change = tuple[Sequence[str], Any]
 """The steps of a path, and what is to stand at its end."""
 
 
-@dataclass_transform(frozen_default=True)
+@transform(frozen_default=True)
 def spec(kind: str) -> Callable[[type[S]], type[S]]:
     """Class decorator: freeze the dataclass and register it under `kind`. Errors: SpecError when the name is taken."""
 
     def register(cls: type[S]) -> type[S]:
-        made = dataclasses.dataclass(frozen=True, slots=True, repr=False)(
-            cls
-        )  # re-creates the class: register after it
+        # Slots re-create the class: register after it.
+        made = dataclasses.dataclass(frozen=True, slots=True, repr=False)(cls)
         made.kind = kind
         taken = _REGISTRY.get(kind)
         if taken is not None and (taken.__module__, taken.__qualname__) != (made.__module__, made.__qualname__):
@@ -265,28 +241,6 @@ def _read_union(args: tuple[Any, ...], data: Any, path: str) -> Any:
     if len(options) == 1 and failures:
         raise failures[0]
     raise _wrong(path, data, " | ".join(_slot(a) for a in args))
-
-
-def _once(pairs: Sequence[tuple[Any, Any]], where: str) -> dict[Any, Any]:
-    """A mapping as it is written, unless a key is written twice: one of the two would be dropped."""
-    out: dict[Any, Any] = {}
-    for key, value in pairs:
-        if key in out:
-            raise SpecError(f"{where}: {key!r} is written twice in one mapping. Remove one of them.")
-        out[key] = value
-    return out
-
-
-def _yaml_loader(where: str) -> type:
-    """YAML's safe loader, which by itself keeps the last of two equal keys."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            _once([(self.construct_object(key, deep=True), None) for key, _ in node.value], where)
-            return dict(super().construct_mapping(node, deep))
-
-    return Loader
 
 
 def _changed(value: Any, expected: Any, changes: Sequence[Change], at: str) -> Any:

@@ -93,8 +93,8 @@ MUTANTS = [
     # ---- heads
     Mutant(
         "view without transpose",
-        "x.view(batch, tokens, -1, width).transpose(1, 2)",
-        "x.reshape(batch, -1, tokens, width)",
+        "x.view(batch, tokens, joined // width, width).transpose(1, 2)",
+        "x.reshape(batch, joined // width, tokens, width)",
         "causal_by_gradient",
     ),
     Mutant(
@@ -181,7 +181,7 @@ MUTANTS = [
     ),
     Mutant(
         "a bias comes without its mask",
-        "mask = bias.masked_fill(~_as_map(lowered, q, k), -torch.inf)",
+        "mask = bias.masked_fill(~as_map(lowered, q, k), -torch.inf)",
         "mask = bias",
         "causal_by_perturbation",
         {"position": "alibi"},
