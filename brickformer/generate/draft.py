@@ -53,7 +53,7 @@ class Reader:
     def __init__(self, writer: Writer, row: Row, ahead: int) -> None:
         self.writer = writer
         room = len(row.given) + row.plan.stop.max_tokens + ahead + 1
-        self.state = writer.decoder.init_state(1, smallest(room, writer.limit) or room)
+        self.state = writer.init_state(1, smallest(room, writer.limit) or room)
         self.memory = None if row.source is None else writer.read([row.source])
         self.seen: list[int] = []
         self._before = self.state

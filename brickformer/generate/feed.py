@@ -56,7 +56,7 @@ class Feed:
         if self.use_cache:
             most = ids.shape[1] + more
             self.capacity = smallest(most, self.writer.limit) or most
-            self.state = decoder.init_state(len(rows), self.capacity)
+            self.state = self.writer.init_state(len(rows), self.capacity)
         h = decoder.hidden(ids, at, self.state, self.memory)
         self._weigh()
         return decoder.logits(h[:, -1:])[:, 0]

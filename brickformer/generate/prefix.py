@@ -24,7 +24,7 @@ from brickformer.errors import BrickError, RunError, StateError
 from brickformer.generate.writer import Prompt, Writer, WritingModel, evaluating, smallest
 from brickformer.mask import Span
 from brickformer.models import AnyModel
-from brickformer.state import KV, StackState, State
+from brickformer.state import KV, CacheType, StackState, State
 
 FORMAT: Final = "brickformer prompt 1"
 _SAMPLES: Final = 1024  # numbers of each parameter that go into the digest
@@ -36,7 +36,7 @@ class Prefix:
     """A prompt that has been read.
 
     tokens: what the decoder was fed; source: what the encoder was. state: of one row, with room for `max_len` tokens.
-    logits: after the last token. digest: of the model.
+    logits: after the last token. digest: of the model. cache: how the state keeps keys and values.
     """
 
     tokens: list[int]
@@ -45,6 +45,7 @@ class Prefix:
     logits: Float[Tensor, "1 V"]
     max_len: int
     digest: str
+    cache: CacheType = "float"
 
     def given(self, writer: Writer, prompt: Prompt) -> tuple[list[int], list[int] | None]:
         """What a prompt that goes on from here gives the decoder, and the encoder. Errors: StateError, DataError."""
@@ -65,7 +66,9 @@ class Prefix:
         header = {
             "format": FORMAT,
             "digest": self.digest,
-            "prompt": json.dumps({"tokens": self.tokens, "source": self.source, "max_len": self.max_len}),
+            "prompt": json.dumps(
+                {"tokens": self.tokens, "source": self.source, "max_len": self.max_len, "cache": self.cache}
+            ),
             "numbers": json.dumps(numbers),
         }
         path = Path(path)
@@ -95,12 +98,12 @@ class Prefix:
         _same_model(header.get("digest", ""), writer.model, where)
         try:
             prompt, numbers = json.loads(header["prompt"]), json.loads(header["numbers"])
-            tokens, source, max_len = prompt["tokens"], prompt["source"], prompt["max_len"]
-            state = writer.decoder.init_state(1, max_len)
+            tokens, source, max_len, cache = (prompt[name] for name in ("tokens", "source", "max_len", "cache"))
+            state = writer.decoder.init_state(1, max_len, cache=cache)
             for name, part in _parts(state):
                 _fill(part, name, numbers[name], tensors)
             state.length = len(tokens)
-            return Prefix(tokens, source, state, tensors["logits"], max_len, header["digest"])
+            return Prefix(tokens, source, state, tensors["logits"], max_len, header["digest"], cache)
         except (KeyError, TypeError, ValueError, RuntimeError) as e:
             what = f"{e}" if isinstance(e, BrickError) else f"damaged ({e!r:.200})."
             raise StateError(f"{where}: {what} Make it again with read_prompt(...).save(path).") from None
@@ -115,10 +118,10 @@ def read_prompt(model: Writer | AnyModel, prompt: Prompt, room: int = 256) -> Pr
     max_len = smallest(len(given) + max(room, 0), writer.limit) or 0
     with evaluating(writer.model):
         memory = None if source is None else writer.read([source])
-        state = decoder.init_state(1, max_len)
+        state = writer.init_state(1, max_len)
         h = decoder.hidden(torch.tensor([given], device=writer.device), None, state, memory)
         logits = decoder.logits(h[:, -1:])[:, 0]
-    return Prefix(given, source, state, logits, max_len, digest(writer.model))
+    return Prefix(given, source, state, logits, max_len, digest(writer.model), writer.cache)
 
 
 def digest(model: WritingModel) -> str:

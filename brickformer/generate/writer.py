@@ -22,7 +22,7 @@ from brickformer.generate.result import Tokenizer
 from brickformer.mask import Span
 from brickformer.mixers.cross import Memory
 from brickformer.models import AnyModel, DecoderModel, EncoderDecoderModel, EncoderModel
-from brickformer.state import StackState
+from brickformer.state import CacheType, StackState, check_cache
 
 Prompt = Sequence[int] | str
 """Ids, or text for the tokenizer."""
@@ -36,7 +36,8 @@ class Writer:
 
     tokenizer: reads texts given as prompts and writes the text of answers. source_tokenizer: reads the texts, where
     that is another one. start: the tokens an encoder-decoder's target begins with. max_len: the most tokens the decoder
-    is fed in a row, where that should be less than the model's own limit. compiled: see compile.py.
+    is fed in a row, where that should be less than the model's own limit. compiled: see compile.py. cache: "int8" keeps
+    keys and values in a quarter of the bytes, slightly rounded.
     Errors: BrickError for a model that cannot write (an encoder), and for start tokens that do not fit it.
     """
 
@@ -49,6 +50,7 @@ class Writer:
         start: Sequence[int] = (),
         max_len: int | None = None,
         compiled: bool | Backend = False,
+        cache: CacheType = "float",
     ) -> None:
         self.model: WritingModel
         match model:
@@ -60,10 +62,11 @@ class Writer:
                 raise BrickError("generate: got an encoder, which writes nothing. Use a Decoder or an EncoderDecoder.")
         if max_len is not None and max_len < 1:
             raise BrickError(f"generate: got max_len={max_len}, expected at least 1.")
+        check_cache(cache)
         self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer or tokenizer
         self.vocab = self.decoder.spec.vocab
         self.limit = smallest(positions(self.decoder.spec.embed), max_len)
-        self.start = list(start)
+        self.start, self.cache = list(start), cache
         self.compiled = CompiledStep(self.decoder, "inductor" if compiled is True else compiled) if compiled else None
         self._check_start()
 
@@ -123,6 +126,10 @@ class Writer:
                 f"{what}: {written + len(ids)} tokens, expected at most {limit} (the model's positions, or max_len). "
                 f"Shorten it."
             )
+
+    def init_state(self, batch: int, max_len: int) -> StackState:
+        """An empty state of the decoder, its cache kept as asked for."""
+        return self.decoder.init_state(batch, max_len, cache=self.cache)
 
     def step(self, ids: Int[Tensor, "B 1"], state: StackState) -> Float[Tensor, "B V"]:
         """Logits after one more token a row."""
