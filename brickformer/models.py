@@ -126,7 +126,7 @@ class DecoderModel(nn.Module):
     ) -> StackState:
         """An empty state for `batch` rows of at most `max_len` tokens; default: the model's device and type.
 
-        cache: "int8" keeps keys and values in a quarter of the bytes, off by at most 1/254 of a vector's largest number.
+        cache: "int8" keeps keys and values in a quarter of the bytes, off by at most 1/254 of a vector's largest.
         """
         weight = self.embed.tokens.weight
         device, dtype = device or weight.device, dtype or weight.dtype

@@ -19,7 +19,6 @@ from brickformer.errors import StateError
 from brickformer.mask import EMPTY, Span
 from brickformer.state.base import State
 
-
 CacheType = Literal["float", "int8"]
 """How caches keep a token's vectors: in the model's type, or as int8 (see int8.py)."""
 
