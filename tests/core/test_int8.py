@@ -68,7 +68,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def test_what_attention_reads_is_within_the_bound() -> None:
-    """|Δout| <= max|v| / 254 + (e^(2δ) - 1) max|v|, with δ = ‖q‖₁ max|k| / 254 / √K; and 1 % of it on normal numbers."""
+    """|Δout| <= max|v| / 254 + (e^(2δ) - 1) max|v|, with δ = ‖q‖₁ max|k| / 254 / √K; on normal numbers, 1 %."""
     q, k, v = (torch.randn(2, 4, n, 64, dtype=torch.float64) for n in (3, 50, 50))
     store = KV(2, 4, 50, 64, device=CPU, dtype=torch.float64).in_int8()
     kept_k, kept_v, _ = store.append(k, v, Span(0, 50))
