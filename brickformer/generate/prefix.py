@@ -60,9 +60,7 @@ class Prefix:
         tensors: dict[str, Tensor] = {"logits": self.logits.contiguous()}
         numbers: dict[str, Any] = {}
         for name, part in _parts(self.state):
-            numbers[name] = {"": type(part).__name__}
-            for field, value in vars(part).items():
-                _put(f"{name}.{field}", _trimmed(part, value, self.state.length), tensors, numbers[name], field)
+            _put_state(name, part, self.state.length, tensors, numbers.setdefault(name, {}))
         header = {
             "format": FORMAT,
             "digest": self.digest,
@@ -158,6 +156,16 @@ def _trimmed(part: State, value: Any, length: int) -> Any:
     return value
 
 
+def _put_state(key: str, part: State, length: int, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+    """Write down every field of a state, and of the states inside it."""
+    numbers[""] = type(part).__name__
+    for field, value in vars(part).items():
+        if isinstance(value, State):
+            _put_state(f"{key}.{field}", value, length, tensors, numbers.setdefault(field, {}))
+        else:
+            _put(f"{key}.{field}", _trimmed(part, value, length), tensors, numbers, field)
+
+
 def _put(key: str, value: Any, tensors: dict[str, Tensor], numbers: dict[str, Any], field: str) -> None:
     """Write down one field of a state."""
     match value:
@@ -204,6 +212,9 @@ def _fill(part: State, name: str, saved: dict[str, Any], tensors: dict[str, Tens
             f"{name} is a {saved['']} of {', '.join(saved)}; expected a {type(part).__name__} of {', '.join(fields)}."
         )
     for field, empty in list(fields.items()):
+        if isinstance(empty, State):
+            _fill(empty, f"{name}.{field}", saved[field], tensors)
+            continue
         value = _get(saved[field], tensors)
         if isinstance(empty, Tensor):
             if value.ndim != empty.ndim or value.dtype != empty.dtype:
