@@ -82,7 +82,7 @@ def chosen(trained: Trained, args: argparse.Namespace) -> Way:
         raise SpecError("--set ahead: belongs to a draft. Add --draft lookup, or --draft RUN.")
     from brickformer.cli.settings import changed
 
-    writer = trained.write(compiled=args.compile, cache=args.cache)
+    writer = trained.write(compiled=args.compile, cache=args.cache, packed=not args.compile)
     start = Sampling() if searching else trained.sampling
     return Way(
         writer,

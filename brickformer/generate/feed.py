@@ -64,6 +64,7 @@ class Feed:
     def begin_at(self, prefix: Prefix, rest: Rows) -> Float[Tensor, "B V"]:
         """Go on from a prompt that has been read, with the `rest` of each row (which may be empty)."""
         decoder, device = self.writer.decoder, self.writer.device
+        self.writer.repack()
         self.state, self.capacity = prefix.state.clone(), prefix.max_len
         self.state.select(torch.zeros(len(rest), dtype=torch.long, device=device))
         logits = prefix.logits.expand(len(rest), -1)

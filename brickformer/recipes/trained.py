@@ -117,8 +117,8 @@ class Trained:
         """The model and its tokenizers, as generation takes them."""
         return self.write()
 
-    def write(self, *, compiled: bool = False, cache: CacheType = "float") -> Writer:
-        """The same with a compiled step, or a smaller cache."""
+    def write(self, *, compiled: bool = False, cache: CacheType = "float", packed: bool = False) -> Writer:
+        """The same with a compiled step, a smaller cache, or weights packed for one item at a time."""
         bos = self.target.bos
         start = () if self.writes_text or bos is None else (bos,)
         return Writer(
@@ -128,6 +128,7 @@ class Trained:
             start=start,
             compiled=compiled,
             cache=cache,
+            packed=packed,
         )
 
     def ending(self, stop: Stop) -> Stop:
