@@ -1,6 +1,7 @@
 """Decoding on a CPU: milliseconds a token, ours beside the peers, in four tables.
 
-    python bench/decode.py [--rounds 5] [--threads N] [--only 1 2 3 4] [--tiny]
+    python bench/decode.py [--rounds 5] [--threads N] [--only 1 2 3 4] [--compile] [--tiny]
+    python bench/decode.py --profile          where the time of the second table's float32 model goes
 
 1. The article's encoder-decoder: d 512, 6 + 6 layers, ff 2048, V 8000, source 20, 50 tokens, batch 1, float32.
 2. A decoder of Llama's shape, 134 M parameters: d 768, 12 layers, ff 2048, V 32000; 64 tokens after 16; fp32 and bf16.
@@ -264,6 +265,26 @@ def fourth(args: argparse.Namespace, missing: list[str]) -> list[str]:
     return ["## 4. Growth with the context, packed, batch 1", table(head, rows)]
 
 
+def profiled(args: argparse.Namespace) -> str:
+    """Shares of the operations in a float32 answer, packed and not: self time, the largest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    dim, depth, heads, hidden, vocab, tokens = shape(args)
+    model = llama(vocab=vocab, dim=dim, depth=depth, heads=heads, hidden=hidden).build().eval()
+    prompt = torch.randint(3, vocab, (16,)).tolist()
+    out = []
+    for name, writer in (("as they lie", Writer(model)), ("packed", Writer(model, packed=True))):
+        job = writing(writer, [prompt], tokens)
+        job()
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            job()
+        events = sorted(seen.key_averages(), key=lambda e: -e.self_cpu_time_total)
+        whole = sum(e.self_cpu_time_total for e in events)
+        rows = [(e.key, e.count, f"{100 * e.self_cpu_time_total / whole:.1f} %") for e in events[:12]]
+        out.append(f"{name}: {whole / 1e3 / tokens:.2f} ms a token\n\n{table(('operation', 'calls', 'share'), rows)}")
+    return "\n\n".join(out)
+
+
 def continued(writer: Writer, prefix: Prefix, tokens: int) -> Job:
     """Steps after a prompt that has been read; its copy is made before and is not part of the time."""
     ids = torch.full((1, 1), 5)
@@ -293,10 +314,14 @@ def main() -> None:
     p.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     p.add_argument("--only", type=int, nargs="*", default=[1, 2, 3, 4])
     p.add_argument("--compile", action="store_true", help="also the compiled step (minutes)")
+    p.add_argument("--profile", action="store_true", help="shares of the operations, and nothing else")
     p.add_argument("--tiny", action="store_true", help="to see that it runs; nothing is kept")
     args = p.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
+    if args.profile:
+        print(profiled(args))
+        return
     args.bandwidth = bandwidth()
     missing: list[str] = []
     parts = [
