@@ -339,7 +339,8 @@ def main() -> None:
     if args.tiny:
         print("\n\n".join(parts))
     else:
-        keep("decode", "Decoding on a CPU", parts, "transformers", "ctranslate2")
+        part = "" if len(args.only) == 4 else "-" + "-".join(map(str, args.only))
+        keep(f"decode{part}", "Decoding on a CPU", parts, "transformers", "ctranslate2")
 
 
 if __name__ == "__main__":
