@@ -35,8 +35,8 @@ from brickformer.presets import llama, vaswani
 warnings.filterwarnings("ignore")
 Job = Callable[[], object]
 QUOTED = """llama.cpp, measured on another machine (2 cores, AVX2) through llama-cpp-python with a model of this shape:
-f32 16.5, f16 10.1, q8_0 6.8, q4_0 5.0 ms a token. It was not part of this run. What it has and we have not: kernels
-that read each matrix once with both cores at work, threads that stay awake between products, and no dispatch."""
+f32 16.5, f16 10.1, q8_0 6.8, q4_0 5.0 ms a token. It was not part of this run, and why it
+is faster was not measured: presumably kernels of its own, two cores at work through a whole token, and no dispatch."""
 
 
 def bandwidth() -> float:
