@@ -37,7 +37,7 @@ from brickformer.mixers.base import Mixer, MixerSpec, wants_values
 from brickformer.mixers.cross import Cross, CrossAttention, Memory
 from brickformer.norms import LayerScale, NormSpec, RMSNorm
 from brickformer.spec import Spec, spec
-from brickformer.state import CrossKV, LayerState, StackState
+from brickformer.state import CacheType, CrossKV, LayerState, StackState, check_cache
 
 Place = Literal["pre", "post", "peri", "branch", "deep"]
 
@@ -296,14 +296,18 @@ class Stack(nn.Module):
         """The layers in the order in which a vector meets them."""
         return list(self.layers) * self.loops  # type: ignore[return-value]
 
-    def init_state(self, batch: int, max_len: int, *, device: torch.device, dtype: torch.dtype) -> StackState:
+    def init_state(
+        self, batch: int, max_len: int, *, device: torch.device, dtype: torch.dtype, cache: CacheType = "float"
+    ) -> StackState:
         """An empty state for `batch` rows of at most `max_len` tokens. Errors: StateError where a mixer keeps none."""
+        check_cache(cache)
         made = []
         for i, layer in enumerate(self._passes()):
             try:
-                made.append(layer.init_state(batch, max_len, device=device, dtype=dtype))
+                own = layer.init_state(batch, max_len, device=device, dtype=dtype)
             except StateError as e:
                 raise StateError(f"layers.{i}.{e}") from None
+            made.append(LayerState(own.mixer.in_int8(), own.cross) if cache == "int8" else own)
         return StackState(made)
 
 

@@ -15,6 +15,7 @@ from brickformer.cli.check import add as add_check
 from brickformer.cli.explain import add as add_explain
 from brickformer.cli.generate import add as add_generate
 from brickformer.cli.list import add as add_list
+from brickformer.cli.score import add as add_score
 from brickformer.cli.show import add as add_show
 from brickformer.cli.train import add as add_train
 from brickformer.errors import BrickError
@@ -38,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     )
     out.add_argument("--version", action="version", version=f"brickformer {version()}")
     verbs = out.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for add in (add_train, add_generate, add_check, add_explain, add_show, add_list):
+    for add in (add_train, add_generate, add_score, add_check, add_explain, add_show, add_list):
         add(verbs, shared)
     return out
 
@@ -57,7 +58,12 @@ def version() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     open_streams()
-    args = parser().parse_args(argv)
+    known = parser()
+    args, rest = known.parse_known_args(argv)
+    if rest and (any(word.startswith("-") for word in rest) or "items" not in args):
+        known.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:  # argparse takes no items after an option that comes after the first of them
+        args.items += rest
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without │ shows ? and goes on

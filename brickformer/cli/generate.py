@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -10,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from brickformer.generate import Beam, Result, Sampling, Stop
+    from brickformer.cli.ways import Way
+    from brickformer.generate import Result, Stats
     from brickformer.recipes import Trained
 
 ABOUT = """Answer items with a trained run, one line each; a language model goes on with
@@ -22,11 +24,15 @@ others go on, and the exit code is 2."""
 EXAMPLES = """examples:
   brick generate runs/reverse-001 "7 1 4"
   brick generate runs/pairs-001 sentences.txt > answers.txt
-  brick generate runs/text-001 "Once upon" --set temperature=0.5
+  brick generate runs/text-001 "Once upon" --set temperature=0.5 --stream
+  brick generate runs/pairs-001 "a dog" --set width=4 --set best=3 --logprobs
+  brick generate runs/text-001 book.txt --draft lookup --set ahead=6 --stats
 
 --set reaches how a token is chosen (temperature: 0 takes the most probable;
-top_k, top_p, seed, ...), where an answer ends (max_tokens, texts, ...) and beam
-search (width, ...): see `brick list sampling`, `brick list stop`, `... beam`."""
+top_k, top_p, min_p, typical, repetition, banned, forced, seed, ...), where an
+answer ends (max_tokens, texts, ids, ...), beam search (width, best,
+length_penalty, ...) and guessing (ahead, ngram): see `brick list sampling`,
+`brick list stop`, `... beam`, `... prompt_lookup`."""
 CHUNK: Final = 256  # items answered together
 
 
@@ -43,55 +49,65 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
     p.add_argument("run", metavar="RUN", help="a folder that `brick train` made")
     p.add_argument("items", metavar="ITEM", nargs="*", help="a text, or a file with one item a line")
     p.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], dest="settings", help="how to choose")
-    p.add_argument("--no-cache", action="store_true", help="read everything again at every token, to compare")
-    p.add_argument("--stats", action="store_true", help="counts and times on standard error")
+    shown = p.add_argument_group("what is shown")
+    shown.add_argument("--samples", metavar="N", type=int, default=1, help="answers to each item, drawn independently")
+    shown.add_argument("--stream", action="store_true", help="text as it is written (by itself on a terminal)")
+    shown.add_argument("--logprobs", action="store_true", help="ln p of each answer and of each of its tokens")
+    shown.add_argument("--stats", action="store_true", help="counts and times on standard error")
+    quick = p.add_argument_group("time and memory")
+    quick.add_argument("--compile", action="store_true", help="compile the decode step first: the same tokens, sooner")
+    quick.add_argument("--cache", choices=("float", "int8"), default="float", help="int8: a quarter of the bytes")
+    quick.add_argument("--no-cache", action="store_true", help="read everything again at every token, to compare")
+    quick.add_argument("--draft", metavar="RUN", help="guess tokens by a smaller run, or `lookup`: by the text itself")
+    quick.add_argument("--save-prompt", metavar="FILE", help="read the one item, keep what was read, answer nothing")
+    quick.add_argument("--prompt", metavar="FILE", help="go on from what was kept; each ITEM is what comes next")
     p.set_defaults(verb=generate)
 
 
 def generate(args: argparse.Namespace) -> int:
     """Answer every item; 2 when one could not be."""
+    from brickformer.cli.ways import chosen
+    from brickformer.generate import Stats
     from brickformer.recipes import Trained
 
     trained = Trained.open(args.run)
-    sampling, stop, beam = chosen(trained, args.settings)
-    live = beam is None and trained.writes_text and sys.stdout.isatty() and not args.no_cache
+    way = chosen(trained, args)
+    if args.save_prompt is not None:
+        return keep_prompt(way, args.items, args.save_prompt)
+    by_itself = trained.writes_text and sys.stdout.isatty() and way.streams and not (args.logprobs or args.prompt)
+    live = args.stream or by_itself
     at_once = 1 if live or (not args.items and sys.stdin.isatty()) else CHUNK
-    failed = False
-    for chunk in chunks(read_items(args.items), at_once):
+    items = [""] if way.prefix is not None and not args.items else args.items
+    failed, total = False, Stats()
+    for chunk in chunks(read_items(items), at_once):
         asked = [text for where, text in chunk if text.strip() or not where]
-        if live and asked:
-            results, stats = [written(trained, asked[0], sampling, stop)], None
-        elif beam is not None:
-            generation = trained.search(asked, beam, stop, use_cache=not args.no_cache)
-            results, stats = generation.results, generation.stats
+        if live:
+            results, stats = written(way, asked, prompt=trained.writes_text)
         else:
-            generation = trained.generate(asked, sampling, stop, use_cache=not args.no_cache)
+            generation = way.answers(asked)
             results, stats = generation.results, generation.stats
-        failed |= answer(chunk, results, shown=live, prompt=trained.writes_text)
-        if args.stats and stats is not None:
-            print(stats, file=sys.stderr)
+        total.add(stats)
+        failed |= answer(chunk, results, trained, shown=live, logprobs=args.logprobs)
+    if args.stats:
+        print(total, file=sys.stderr)
+    elif args.compile:
+        print(f"compiled in {total.compile_s:.1f} s", file=sys.stderr)
     return 2 if failed else 0
 
 
-def chosen(trained: Trained, settings: Sequence[str]) -> tuple[Sampling, Stop, Beam | None]:
-    """Sampling, stop and beam with every --set in the one that has the field; a beam only when asked for one."""
-    from brickformer.cli.settings import changed, parsed
-    from brickformer.errors import SpecError, nearest
-    from brickformer.generate import Beam, Sampling, Stop
-    from brickformer.spec import fields_of
+def keep_prompt(way: Way, items: Sequence[str], path: str) -> int:
+    """Read one item and keep what was read. Errors: BrickError: more or fewer than one, or one that cannot be read."""
+    from brickformer.errors import DataError
+    from brickformer.generate import read_prompt
+    from brickformer.generate.result import readable_bytes
 
-    pairs = parsed(settings)
-    known = [*fields_of(Sampling), *fields_of(Stop), *fields_of(Beam)]
-    for name, _ in pairs:
-        if name not in known:
-            raise SpecError(f"--set {name}: no such setting; {nearest(name, known)}")
-    drawing, ending, searching = ([p for p in pairs if p[0] in fields_of(kind)] for kind in (Sampling, Stop, Beam))
-    if searching and drawing:
-        raise SpecError(
-            f"--set {drawing[0][0]}: a beam search ({searching[0][0]}) draws nothing. Leave one of them out."
-        )
-    beam = changed(Beam(), searching) if searching else None
-    return changed(trained.sampling, drawing), changed(Stop(), ending), beam
+    texts = [text for _, text in read_items(items)] if items else []
+    if len(texts) != 1:
+        raise DataError(f"--save-prompt: got {len(texts)} items, expected one text to read.")
+    prefix = read_prompt(way.writer, texts[0], way.stop.max_tokens)
+    prefix.save(Path(path).expanduser())
+    print(f"kept {len(prefix.tokens)} tokens, {readable_bytes(prefix.state.nbytes)}, in {path}", file=sys.stderr)
+    return 0
 
 
 def read_items(items: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -108,11 +124,19 @@ def read_items(items: Sequence[str]) -> Iterator[tuple[str, str]]:
         except UnicodeDecodeError:
             raise DataError(f"standard input, after line {number}: not UTF-8 text. Save it as UTF-8.") from None
     for item in items:
-        if len(item) < 4096 and "\n" not in item and Path(item).is_file():
+        if is_file(item):
             for number, line in read_lines(item):
                 yield f"{item}, line {number}", line
         else:
             yield "", item
+
+
+def is_file(item: str) -> bool:
+    """Whether an item names a file."""
+    try:
+        return "\n" not in item and Path(item).is_file()
+    except (OSError, ValueError):  # too long for a name, or a NUL
+        return False
 
 
 def chunks(items: Iterator[tuple[str, str]], size: int) -> Iterator[list[tuple[str, str]]]:
@@ -121,22 +145,28 @@ def chunks(items: Iterator[tuple[str, str]], size: int) -> Iterator[list[tuple[s
         yield chunk
 
 
-def written(trained: Trained, text: str, sampling: Sampling, stop: Stop) -> Result:
-    """Show a continuation while it is being written."""
-    pieces = trained.stream(text, sampling, stop)
-    if pieces.result.error is None:
-        print(text, end="", flush=True)
+def written(way: Way, asked: Sequence[str], *, prompt: bool) -> tuple[list[Result], Stats]:
+    """Show an answer while it is being written. prompt: show it before its continuation."""
+    from brickformer.generate import Stats
+
+    if not asked:
+        return [], Stats()
+    pieces = way.stream(asked[0])
+    if prompt and pieces.result.error is None:
+        print(asked[0], end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)
     if pieces.result.error is None:
         print()
-    return pieces.result
+    return [pieces.result], pieces.stats
 
 
-def answer(chunk: Sequence[tuple[str, str]], results: Sequence[Result], *, shown: bool, prompt: bool) -> bool:
+def answer(
+    chunk: Sequence[tuple[str, str]], results: Sequence[Result], trained: Trained, *, shown: bool, logprobs: bool
+) -> bool:
     """Print the answers in order; True when one failed. A blank line stays blank, so that line i answers line i.
 
-    shown: they have been printed while they were written. prompt: print it before its answer.
+    shown: they have been printed while they were written. A continuation comes after its prompt.
     """
     from brickformer.look.amounts import cut
 
@@ -154,6 +184,15 @@ def answer(chunk: Sequence[tuple[str, str]], results: Sequence[Result], *, shown
                 if where:
                     print()
             elif not shown:
-                print(f"{text}{result.text}" if prompt else result.text)
+                print(f"{text}{result.text}" if trained.writes_text else result.text, end="")
+                print(f"\t{likely(result.logprobs, result.tokens, trained)}" if logprobs else "")
         number += 1
     return failed
+
+
+def likely(logprobs: Sequence[float], tokens: Sequence[int], trained: Trained) -> str:
+    """ln p of the whole, a tab, and ln p of each token after its text (its number, where it has none)."""
+    texts = [trained.target.decode([token]) for token in tokens]
+    names = [json.dumps(text, ensure_ascii=False) if text else str(n) for text, n in zip(texts, tokens, strict=True)]
+    each = ", ".join(f"{name} {p:.4f}" for name, p in zip(names, logprobs, strict=True))
+    return f"{sum(logprobs):.4f}\t{each}"

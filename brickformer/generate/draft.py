@@ -13,12 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from brickformer.errors import StateError
 from brickformer.generate.choose import Choice, Constraints, widen
 from brickformer.generate.rows import Row
 from brickformer.generate.writer import Writer, smallest
 from brickformer.spec import Spec, spec
-from brickformer.state import RingKV
+from brickformer.state import KV
 
 
 @spec("prompt_lookup")
@@ -53,11 +52,10 @@ class Reader:
     def __init__(self, writer: Writer, row: Row, ahead: int) -> None:
         self.writer = writer
         room = len(row.given) + row.plan.stop.max_tokens + ahead + 1
-        self.state = writer.decoder.init_state(1, smallest(room, writer.limit) or room)
+        self.state = writer.init_state(1, smallest(room, writer.limit) or room)
         self.memory = None if row.source is None else writer.read([row.source])
         self.seen: list[int] = []
         self._before = self.state
-        self._rewinds: bool | None = None
 
     def read(self, tokens: Sequence[int]) -> Float[Tensor, "T V"]:
         """Read on; logits after each token."""
@@ -88,15 +86,8 @@ class Reader:
                 self.read(tokens[self.state.length :])
 
     def _can_rewind(self) -> bool:
-        """Tried once, on a copy. A ring can go back a little, not always as far as a round: it counts as unable."""
-        if self._rewinds is None:
-            ring = any(isinstance(layer.mixer, RingKV) for layer in self.state.layers)
-            try:
-                self.state.clone().rewind(max(self.state.length - 1, 0))
-                self._rewinds = not ring
-            except StateError:
-                self._rewinds = False
-        return self._rewinds
+        """Only a cache of every token can always go back. Others cannot, or a little and not always a whole round."""
+        return all(type(layer.mixer) is KV for layer in self.state.layers)
 
 
 class Draft(ABC):

@@ -56,7 +56,7 @@ class Feed:
         if self.use_cache:
             most = ids.shape[1] + more
             self.capacity = smallest(most, self.writer.limit) or most
-            self.state = decoder.init_state(len(rows), self.capacity)
+            self.state = self.writer.init_state(len(rows), self.capacity)
         h = decoder.hidden(ids, at, self.state, self.memory)
         self._weigh()
         return decoder.logits(h[:, -1:])[:, 0]
@@ -64,6 +64,7 @@ class Feed:
     def begin_at(self, prefix: Prefix, rest: Rows) -> Float[Tensor, "B V"]:
         """Go on from a prompt that has been read, with the `rest` of each row (which may be empty)."""
         decoder, device = self.writer.decoder, self.writer.device
+        self.writer.repack()
         self.state, self.capacity = prefix.state.clone(), prefix.max_len
         self.state.select(torch.zeros(len(rest), dtype=torch.long, device=device))
         logits = prefix.logits.expand(len(rest), -1)

@@ -24,7 +24,7 @@ from brickformer.errors import BrickError, RunError, StateError
 from brickformer.generate.writer import Prompt, Writer, WritingModel, evaluating, smallest
 from brickformer.mask import Span
 from brickformer.models import AnyModel
-from brickformer.state import KV, StackState, State
+from brickformer.state import KV, CacheType, StackState, State
 
 FORMAT: Final = "brickformer prompt 1"
 _SAMPLES: Final = 1024  # numbers of each parameter that go into the digest
@@ -36,7 +36,7 @@ class Prefix:
     """A prompt that has been read.
 
     tokens: what the decoder was fed; source: what the encoder was. state: of one row, with room for `max_len` tokens.
-    logits: after the last token. digest: of the model.
+    logits: after the last token. digest: of the model. cache: how the state keeps keys and values.
     """
 
     tokens: list[int]
@@ -45,6 +45,7 @@ class Prefix:
     logits: Float[Tensor, "1 V"]
     max_len: int
     digest: str
+    cache: CacheType = "float"
 
     def given(self, writer: Writer, prompt: Prompt) -> tuple[list[int], list[int] | None]:
         """What a prompt that goes on from here gives the decoder, and the encoder. Errors: StateError, DataError."""
@@ -59,13 +60,13 @@ class Prefix:
         tensors: dict[str, Tensor] = {"logits": self.logits.contiguous()}
         numbers: dict[str, Any] = {}
         for name, part in _parts(self.state):
-            numbers[name] = {"": type(part).__name__}
-            for field, value in vars(part).items():
-                _put(f"{name}.{field}", _trimmed(part, value, self.state.length), tensors, numbers[name], field)
+            _put_state(name, part, self.state.length, tensors, numbers.setdefault(name, {}))
         header = {
             "format": FORMAT,
             "digest": self.digest,
-            "prompt": json.dumps({"tokens": self.tokens, "source": self.source, "max_len": self.max_len}),
+            "prompt": json.dumps(
+                {"tokens": self.tokens, "source": self.source, "max_len": self.max_len, "cache": self.cache}
+            ),
             "numbers": json.dumps(numbers),
         }
         path = Path(path)
@@ -95,12 +96,12 @@ class Prefix:
         _same_model(header.get("digest", ""), writer.model, where)
         try:
             prompt, numbers = json.loads(header["prompt"]), json.loads(header["numbers"])
-            tokens, source, max_len = prompt["tokens"], prompt["source"], prompt["max_len"]
-            state = writer.decoder.init_state(1, max_len)
+            tokens, source, max_len, cache = (prompt[name] for name in ("tokens", "source", "max_len", "cache"))
+            state = writer.decoder.init_state(1, max_len, cache=cache)
             for name, part in _parts(state):
                 _fill(part, name, numbers[name], tensors)
             state.length = len(tokens)
-            return Prefix(tokens, source, state, tensors["logits"], max_len, header["digest"])
+            return Prefix(tokens, source, state, tensors["logits"], max_len, header["digest"], cache)
         except (KeyError, TypeError, ValueError, RuntimeError) as e:
             what = f"{e}" if isinstance(e, BrickError) else f"damaged ({e!r:.200})."
             raise StateError(f"{where}: {what} Make it again with read_prompt(...).save(path).") from None
@@ -115,10 +116,10 @@ def read_prompt(model: Writer | AnyModel, prompt: Prompt, room: int = 256) -> Pr
     max_len = smallest(len(given) + max(room, 0), writer.limit) or 0
     with evaluating(writer.model):
         memory = None if source is None else writer.read([source])
-        state = decoder.init_state(1, max_len)
+        state = writer.init_state(1, max_len)
         h = decoder.hidden(torch.tensor([given], device=writer.device), None, state, memory)
         logits = decoder.logits(h[:, -1:])[:, 0]
-    return Prefix(given, source, state, logits, max_len, digest(writer.model))
+    return Prefix(given, source, state, logits, max_len, digest(writer.model), writer.cache)
 
 
 def digest(model: WritingModel) -> str:
@@ -153,6 +154,16 @@ def _trimmed(part: State, value: Any, length: int) -> Any:
     if type(part) is KV and isinstance(value, Tensor):
         return value[:, :, :length] if value.ndim == 4 else value[:, :length]
     return value
+
+
+def _put_state(key: str, part: State, length: int, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+    """Write down every field of a state, and of the states inside it."""
+    numbers[""] = type(part).__name__
+    for field, value in vars(part).items():
+        if isinstance(value, State):
+            _put_state(f"{key}.{field}", value, length, tensors, numbers.setdefault(field, {}))
+        else:
+            _put(f"{key}.{field}", _trimmed(part, value, length), tensors, numbers, field)
 
 
 def _put(key: str, value: Any, tensors: dict[str, Tensor], numbers: dict[str, Any], field: str) -> None:
@@ -201,6 +212,9 @@ def _fill(part: State, name: str, saved: dict[str, Any], tensors: dict[str, Tens
             f"{name} is a {saved['']} of {', '.join(saved)}; expected a {type(part).__name__} of {', '.join(fields)}."
         )
     for field, empty in list(fields.items()):
+        if isinstance(empty, State):
+            _fill(empty, f"{name}.{field}", saved[field], tensors)
+            continue
         value = _get(saved[field], tensors)
         if isinstance(empty, Tensor):
             if value.ndim != empty.ndim or value.dtype != empty.dtype:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, Protocol
 
 from brickformer.errors import BrickError
@@ -70,6 +70,13 @@ class Stats:
     proposed: int = 0
     accepted: int = 0
     compile_s: float = 0.0
+
+    def add(self, other: Stats) -> None:
+        """Count in another call; of cache_bytes the larger one."""
+        most = max(self.cache_bytes, other.cache_bytes)
+        for name in (f.name for f in fields(self)):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.cache_bytes = most
 
     @property
     def prompt_rate(self) -> float:

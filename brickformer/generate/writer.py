@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from brickformer.embed import Embed
 from brickformer.errors import BrickError, DataError
 from brickformer.generate.compile import Backend, CompiledStep
+from brickformer.generate.pack import Packed
 from brickformer.generate.result import Tokenizer
 from brickformer.mask import Span
 from brickformer.mixers.cross import Memory
 from brickformer.models import AnyModel, DecoderModel, EncoderDecoderModel, EncoderModel
-from brickformer.state import StackState
+from brickformer.state import CacheType, StackState, check_cache
 
 Prompt = Sequence[int] | str
 """Ids, or text for the tokenizer."""
@@ -36,8 +37,11 @@ class Writer:
 
     tokenizer: reads texts given as prompts and writes the text of answers. source_tokenizer: reads the texts, where
     that is another one. start: the tokens an encoder-decoder's target begins with. max_len: the most tokens the decoder
-    is fed in a row, where that should be less than the model's own limit. compiled: see compile.py.
-    Errors: BrickError for a model that cannot write (an encoder), and for start tokens that do not fit it.
+    is fed in a row, where that should be less than the model's own limit. compiled: see compile.py. cache: "int8" keeps
+    keys and values in a quarter of the bytes, slightly rounded. packed: see pack.py; one prompt on a CPU is answered
+    faster, for another copy of the decoder's matrices.
+    Errors: BrickError for a model that cannot write (an encoder), for start tokens that do not fit it, and for packed
+    weights in a compiled step.
     """
 
     def __init__(
@@ -49,6 +53,8 @@ class Writer:
         start: Sequence[int] = (),
         max_len: int | None = None,
         compiled: bool | Backend = False,
+        cache: CacheType = "float",
+        packed: bool = False,
     ) -> None:
         self.model: WritingModel
         match model:
@@ -60,11 +66,18 @@ class Writer:
                 raise BrickError("generate: got an encoder, which writes nothing. Use a Decoder or an EncoderDecoder.")
         if max_len is not None and max_len < 1:
             raise BrickError(f"generate: got max_len={max_len}, expected at least 1.")
+        check_cache(cache)
+        if packed and compiled:
+            raise BrickError(
+                "generate: a compiled step does not read packed weights. Give compiled or packed, not both."
+            )
         self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer or tokenizer
         self.vocab = self.decoder.spec.vocab
         self.limit = smallest(positions(self.decoder.spec.embed), max_len)
-        self.start = list(start)
+        self.start, self.cache = list(start), cache
         self.compiled = CompiledStep(self.decoder, "inductor" if compiled is True else compiled) if compiled else None
+        self.packed = Packed(self.decoder) if packed else None
+        self._single = self.decoder  # what reads one row
         self._check_start()
 
     @classmethod
@@ -124,11 +137,22 @@ class Writer:
                 f"Shorten it."
             )
 
+    def init_state(self, batch: int, max_len: int) -> StackState:
+        """An empty state of the decoder, its cache kept as asked for."""
+        self.repack()
+        return self.decoder.init_state(batch, max_len, cache=self.cache)
+
+    def repack(self) -> None:
+        """A batch of answers begins: weights may have changed since the last one."""
+        if self.packed is not None:
+            self._single = self.packed.fresh()
+
     def step(self, ids: Int[Tensor, "B 1"], state: StackState) -> Float[Tensor, "B V"]:
         """Logits after one more token a row."""
         if self.compiled is not None:
             return self.compiled(ids, state)
-        return self.decoder.logits(self.decoder.hidden(ids, None, state))[:, -1]
+        decoder = self._single if len(ids) == 1 else self.decoder
+        return decoder.logits(decoder.hidden(ids, None, state))[:, -1]
 
     def read(self, sources: Sequence[Sequence[int]]) -> Memory:
         """The memory of some sources, padded on the right."""

@@ -65,6 +65,10 @@ class ShortConvState(State):
         self.inputs.rewind(to)
         self.mixer.rewind(to)
 
+    def in_int8(self) -> ShortConvState:
+        """The mixer's part; the few inputs stay as they are."""
+        return ShortConvState(self.inputs, self.mixer.in_int8())
+
     @property
     def nbytes(self) -> int:
         """Bytes of both parts."""

@@ -10,22 +10,25 @@ from typing import final
 
 import torch
 
-from brickformer.errors import RunError, SpecError
+from brickformer.errors import BrickError, DataError, RunError, SpecError
 from brickformer.generate import (
     Beam,
     Generation,
     Sampling,
+    Score,
     Stop,
     Stream,
     Writer,
     beam_search,
     generate,
+    score,
     stream,
 )
 from brickformer.models import AnyModel, ModelSpec
 from brickformer.recipes.bricks import import_bricks
 from brickformer.recipes.run import Run
 from brickformer.spec import read
+from brickformer.state import CacheType
 from brickformer.tasks import Tokenizer, load_tokenizers
 from brickformer.train import RunFolder
 from brickformer.train.files import read_text
@@ -88,12 +91,45 @@ class Trained:
         """One answer, piece by piece, as it is written."""
         return stream(self.writer, text, sampling or self.sampling, self.ending(stop or Stop()))
 
+    def score(self, texts: Sequence[str]) -> list[Score]:
+        """How probable texts are: of a language model each from its second token on, else "source TAB target" each, the
+        end included. One that cannot be scored has a Score with the error."""
+        if self.writes_text:
+            return score(self.writer, texts)
+        pairs = [text.split("\t") for text in texts]
+        scores = [Score() for _ in texts]
+        ready: list[tuple[Score, str, list[int]]] = []
+        for made, pair in zip(scores, pairs, strict=True):
+            try:
+                if len(pair) != 2:
+                    raise DataError(f"{len(pair)} columns; expected SOURCE TAB TARGET.")
+                eos = [] if self.target.eos is None else [self.target.eos]
+                ready.append((made, pair[0], [*self.target.encode(pair[1]), *eos]))
+            except BrickError as e:
+                made.error = e
+        found = score(self.writer, [source for _, source, _ in ready], [target for _, _, target in ready])
+        for (made, _, _), result in zip(ready, found, strict=True):
+            made.tokens, made.logprobs, made.error = result.tokens, result.logprobs, result.error
+        return scores
+
     @property
     def writer(self) -> Writer:
         """The model and its tokenizers, as generation takes them."""
+        return self.write()
+
+    def write(self, *, compiled: bool = False, cache: CacheType = "float", packed: bool = False) -> Writer:
+        """The same with a compiled step, a smaller cache, or weights packed for one item at a time."""
         bos = self.target.bos
         start = () if self.writes_text or bos is None else (bos,)
-        return Writer(self.model, tokenizer=self.target, source_tokenizer=self.source, start=start)
+        return Writer(
+            self.model,
+            tokenizer=self.target,
+            source_tokenizer=self.source,
+            start=start,
+            compiled=compiled,
+            cache=cache,
+            packed=packed,
+        )
 
     def ending(self, stop: Stop) -> Stop:
         """The same, and at the tokenizer's own end."""

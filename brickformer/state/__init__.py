@@ -2,6 +2,6 @@
 
 from brickformer.state.base import State
 from brickformer.state.kv import KV, RingKV, kv_for
-from brickformer.state.stack import CrossKV, LayerState, StackState
+from brickformer.state.stack import CacheType, CrossKV, LayerState, StackState, check_cache
 
-__all__ = ["KV", "CrossKV", "LayerState", "RingKV", "StackState", "State", "kv_for"]
+__all__ = ["KV", "CacheType", "CrossKV", "LayerState", "RingKV", "StackState", "State", "check_cache", "kv_for"]

@@ -24,6 +24,10 @@ class State(ABC):
     def rewind(self, to: int) -> None:
         """Forget every slot from `to` on. Errors: StateError where the brick cannot (a recurrent state)."""
 
+    def in_int8(self) -> State:
+        """An empty state of the same kind that keeps a vector for each token as int8; itself where it keeps none."""
+        return self
+
     @property
     @abstractmethod
     def nbytes(self) -> int:

@@ -3,6 +3,8 @@
     KV       every token, preallocated
     RingKV   the last tokens only, for masks with a window
 
+Either may keep its vectors as int8 (`in_int8`, see int8.py): about a quarter of the bytes of float32.
+
 `append` stores new tokens at the slots their `Span` names, and returns all keys, all values and where they are: padding
 and unused slots are keys without a position, so the mask alone decides what is seen.
 
@@ -20,13 +22,14 @@ from torch import Tensor
 from brickformer.errors import StateError
 from brickformer.mask import EMPTY, Mask, Span
 from brickformer.state.base import State
+from brickformer.state.int8 import expand, packed_width, shrink
 
 
 class KV(State):
     """Keys and values of every token, preallocated for `max_len` tokens.
 
-    k, v: (B, G, S, K). pos: (B, S) absolute positions; not written while `exact`, that is while slot i holds position i
-    in every row. v_width: width of the values where it is not that of the keys.
+    k, v: (B, G, S, K), or packed int8. pos: (B, S) absolute positions; not written while `exact`, that is while slot i
+    holds position i in every row. width, v_width: of a key, and of a value where that is another.
     """
 
     def __init__(
@@ -41,9 +44,12 @@ class KV(State):
         dtype: torch.dtype,
     ) -> None:
         self.max_len = max_len
-        v_width = width if v_width is None else v_width
-        self.k = torch.zeros(batch, heads, max_len, width, device=device, dtype=dtype)
-        self.v = torch.zeros(batch, heads, max_len, v_width, device=device, dtype=dtype)
+        self.width, self.v_width = width, width if v_width is None else v_width
+        kept, v_kept = self.width, self.v_width
+        if dtype is torch.int8:
+            kept, v_kept = packed_width(kept), packed_width(v_kept)
+        self.k = torch.zeros(batch, heads, max_len, kept, device=device, dtype=dtype)
+        self.v = torch.zeros(batch, heads, max_len, v_kept, device=device, dtype=dtype)
         self.pos = torch.full((batch, max_len), EMPTY, device=device)
         self.exact = True
 
@@ -56,10 +62,10 @@ class KV(State):
             raise StateError(
                 f"KV holds {self.max_len} tokens; asked to store token {at.end}. Raise max_len in init_state()."
             )
-        self.k[:, :, at.start : at.end] = k
-        self.v[:, :, at.start : at.end] = v
+        self.k[:, :, at.start : at.end] = self._pack(k)
+        self.v[:, :, at.start : at.end] = self._pack(v)
         self._note(at, first=0)
-        return self.k[:, :, : at.end], self.v[:, :, : at.end], self._span(0, at.end)
+        return *self._unpack(self.k[:, :, : at.end], self.v[:, :, : at.end], k.dtype), self._span(0, at.end)
 
     def rewind(self, to: int) -> None:
         """Nothing to do: slots from `to` on are overwritten before they are read."""
@@ -74,6 +80,21 @@ class KV(State):
         other.__dict__.update({name: x.clone() if isinstance(x, Tensor) else x for name, x in self.__dict__.items()})
         return other
 
+    def in_int8(self) -> KV:
+        """An empty one of the same size with its vectors as int8."""
+        batch, heads, slots, _ = self.k.shape
+        return KV(batch, heads, slots, self.width, v_width=self.v_width, device=self.k.device, dtype=torch.int8)
+
+    def _pack(self, x: Tensor) -> Tensor:
+        """Vectors as they are kept."""
+        return shrink(x) if self.k.dtype is torch.int8 else x
+
+    def _unpack(self, k: Tensor, v: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values as they are read."""
+        if self.k.dtype is torch.int8:
+            return expand(k, self.width, dtype), expand(v, self.v_width, dtype)
+        return k, v
+
     @property
     def nbytes(self) -> int:
         """Bytes of keys, values and positions."""
@@ -84,9 +105,9 @@ class KV(State):
             raise StateError(
                 f"KV holds {len(self.k)} rows; got {len(k)}. Make the state with init_state({len(k)}, ...)."
             )
-        if k.shape[1] != self.k.shape[1] or k.shape[3] != self.k.shape[3]:
+        if k.shape[1] != self.k.shape[1] or k.shape[3] != self.width:
             raise StateError(
-                f"KV holds {self.k.shape[1]} heads of width {self.k.shape[3]}; got {k.shape[1]} of {k.shape[3]}. "
+                f"KV holds {self.k.shape[1]} heads of width {self.width}; got {k.shape[1]} of {k.shape[3]}. "
                 f"The state belongs to another layer or model."
             )
         if at.doc is not None:
@@ -141,11 +162,14 @@ class RingKV(KV):
             self._sort(at.start - self.first)
             self._slide(max(at.start - self.window + 1, self.first), at.start)
         begin, end = at.start - self.first, at.end - self.first
+        kept_k, kept_v = self._pack(k), self._pack(v)
         if end <= self.max_len:
-            self.k[:, :, begin:end], self.v[:, :, begin:end] = k, v
+            self.k[:, :, begin:end], self.v[:, :, begin:end] = kept_k, kept_v
             self._note(at, self.first)
-            return self.k[:, :, :end], self.v[:, :, :end], self._span(self.first, at.end)
-        return self._append_long(k, v, at, begin)
+            all_k, all_v, where = self.k[:, :, :end], self.v[:, :, :end], self._span(self.first, at.end)
+        else:
+            all_k, all_v, where = self._append_long(kept_k, kept_v, at, begin)
+        return *self._unpack(all_k, all_v, k.dtype), where
 
     def _append_long(self, k: Tensor, v: Tensor, at: Span, begin: int) -> tuple[Tensor, Tensor, Span]:
         """More new tokens than the buffer holds: read from a copy, keep the last window."""
@@ -161,6 +185,13 @@ class RingKV(KV):
         where = Span(self.first, at.end - self.first, pos)
         self.first = at.end - self.window
         return all_k, all_v, where
+
+    def in_int8(self) -> RingKV:
+        """An empty one of the same size with its vectors as int8."""
+        batch, heads, _, _ = self.k.shape
+        return RingKV(
+            batch, heads, self.window, self.width, v_width=self.v_width, device=self.k.device, dtype=torch.int8
+        )
 
     def _sort(self, end: int) -> None:
         """Padding goes in front, so that letting go of the oldest slots never lets go of a token in the window."""

@@ -9,7 +9,7 @@ Shapes: B batch, G key heads, S source tokens, K head width, R rows kept.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Literal, final, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -18,6 +18,16 @@ from torch import Tensor
 from brickformer.errors import StateError
 from brickformer.mask import EMPTY, Span
 from brickformer.state.base import State
+
+CacheType = Literal["float", "int8"]
+"""How caches keep a token's vectors: in the model's type, or as int8 (see int8.py)."""
+
+
+def check_cache(cache: CacheType) -> None:
+    """Errors: StateError for a type that is not known."""
+    if cache not in get_args(CacheType):
+        known = " or ".join(map(repr, get_args(CacheType)))
+        raise StateError(f"cache: got {cache!r}, expected {known}.")
 
 
 @final

@@ -19,8 +19,9 @@ from brickformer.generate import GREEDY, PromptLookup, Sampling, Stop, Writer, g
 from brickformer.generate.choose import Choice, Constraints
 from brickformer.generate.sampling import Uniform
 from brickformer.mixers.attention import Attention
-from brickformer.models import AnyModel
-from brickformer.positions import Learned
+from brickformer.mixers.shortconv import ShortConv
+from brickformer.models import AnyModel, DecoderModel
+from brickformer.positions import Learned, Rope
 
 pytestmark = pytest.mark.unchecked  # shapes are checked where the engine is tested; here are many short runs
 
@@ -78,6 +79,21 @@ def test_the_draft_may_know_fewer_positions_and_the_model_ends_at_its_own() -> N
     for draft in (short, DECODERS["rope"](), PromptLookup()):
         made = speculate(writer, PROMPTS, draft, GREEDY, Stop(max_tokens=30), ahead=6)
         assert [r.tokens for r in made.results] == [naive_greedy(writer, p, 17 - len(p))[0] for p in PROMPTS]
+
+
+@pytest.mark.parametrize("draft", ["near", "other"])
+def test_a_state_that_goes_back_only_a_little_is_not_asked_to(draft: str) -> None:
+    """The ring of a short convolution lets go of old inputs now and then, far into an answer."""
+
+    def made_of(seed: int) -> DecoderModel:
+        return decoder(ShortConv(Attention(heads=4, position=Rope())), depth=1, seed=seed)
+
+    writer, stop = Writer(made_of(0)), Stop(max_tokens=90)
+    helper = near(made_of(0), 0.05) if draft == "near" else made_of(1)
+    made = speculate(writer, PROMPTS[:2], helper, GREEDY, stop, ahead=7)
+    expected = generate(writer, PROMPTS[:2], GREEDY, stop)
+    assert [r.tokens for r in made.results] == [r.tokens for r in expected.results]
+    assert all(r.error is None for r in made.results)
 
 
 def test_stop_strings_and_errors() -> None:

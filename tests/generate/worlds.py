@@ -20,6 +20,7 @@ from brickformer.mask import FULL, Mask, Span
 from brickformer.mixers.attention import Attention
 from brickformer.mixers.base import Mixer, MixerSpec, expect_state
 from brickformer.mixers.cross import Cross
+from brickformer.mixers.shortconv import ShortConv
 from brickformer.models import Decoder, DecoderModel, Encoder, EncoderDecoder, EncoderDecoderModel
 from brickformer.norms import LayerNorm
 from brickformer.positions import Alibi, Learned, Rope, Sinusoid, T5Bias
@@ -111,6 +112,7 @@ DECODERS = {
     "t5": lambda: decoder(Attention(heads=4, position=T5Bias())),
     "learned": lambda: decoder(Attention(heads=4), embed=Embed(position=Learned(max_len=64))),
     "window": lambda: decoder(Attention(heads=4, position=Rope(), mask=Mask(window=3))),
+    "shortconv": lambda: decoder(ShortConv(Attention(heads=4, position=Rope()))),
     "recurrent": lambda: decoder(Decay()),
 }
 WRITERS = {

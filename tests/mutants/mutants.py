@@ -27,14 +27,7 @@ WRITTEN = {"mixer": "written_out"}
 ENCODER = {"family": "encoder"}
 BOTH = {"family": "encoder_decoder", "cross": "mha"}
 
-CLONED = (
-    "x for name, x in self.__dict__.items()})\n        return other\n\n    @property\n"
-    '    def nbytes(self) -> int:\n        """Bytes of keys'
-)
-OVER = (
-    "return type('Over', (nn.LayerNorm,), {{'forward': lambda self, x: "
-    "(x - x.mean({axis}, keepdim=True)) * self.weight}})(dim, bias=self.bias)"
-)
+CLONED = "x for name, x in self.__dict__.items()})\n        return other\n\n    def in_int8"
 
 MUTANTS = [
     # ---- attention, written out
@@ -85,8 +78,8 @@ MUTANTS = [
     ),
     Mutant(
         "the sink is forgotten",
-        "if sinks is not None:\n                    lowered, k, v, bias = _with_sink",
-        "if False:\n                    lowered, k, v, bias = _with_sink",
+        "if sinks is not None:\n                    lowered, k, v, bias = with_sink",
+        "if False:\n                    lowered, k, v, bias = with_sink",
         "kernels_agree",
         {"mixer": "sinks"},
     ),
@@ -222,7 +215,7 @@ MUTANTS = [
     ),
     Mutant(
         "new keys are written one slot too early",
-        "self.k[:, :, at.start : at.end] = k",
+        "self.k[:, :, at.start : at.end] = self._pack(k)",
         "self.k[:, :, max(at.start - 1, 0) : max(at.start - 1, 0) + at.length] = k",
         "cached_equals_full",
     ),

@@ -1,0 +1,101 @@
+"""Pack: the weights of a decoder once more, in the layout in which a CPU multiplies a single vector fastest.
+
+    y = W x + b,   x one vector      all of W is read for every token, so decoding takes as long as reading memory does
+
+Rows of W as they lie make a product of many short sums; in float32 a matrix that is wider than long (more outputs than
+inputs) is read faster by columns, y += W[:, i] x_i, and any other one in the blocks that oneDNN makes for itself.
+Both are copies, so packing takes as many bytes again as the decoder's matrices. Several rows at once, other types and
+other devices go the usual way. The sums are the same up to their order.
+
+A twin of the decoder shares every parameter, buffer and hook with it; only what its linear maps call is another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from typing import Any, TypeVar, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from brickformer.models import DecoderModel
+
+M = TypeVar("M", bound=nn.Module)
+
+
+@final
+class Packed:
+    """A decoder and its packed twin. The twin is made anew when weights have changed since."""
+
+    def __init__(self, decoder: DecoderModel) -> None:
+        self._decoder = decoder
+        self._twin: DecoderModel | None = None
+        self._made_of: list[tuple[int, int]] = []
+
+    def fresh(self) -> DecoderModel:
+        """The twin of the decoder as it is now. Asked for once a batch of answers, not once a token."""
+        now = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in self._decoder.parameters()]
+        if self._twin is None or now != self._made_of:
+            self._twin, self._made_of = _twin(self._decoder, {}).eval(), now
+        return self._twin
+
+
+def _twin(module: M, made: dict[int, nn.Module]) -> M:
+    """The same modules around the same parameters; every linear map with a product of its own."""
+    if id(module) in made:
+        return made[id(module)]  # type: ignore[return-value]
+    other = made[id(module)] = copy(module)
+    inside = {name: None if child is None else _twin(child, made) for name, child in module._modules.items()}
+    other.__dict__["_modules"] = inside
+    if isinstance(module, nn.Linear):
+        product = _product(module)
+        if product is not None:
+            other.__dict__["forward"] = product
+    return other
+
+
+def _product(linear: nn.Linear) -> Callable[[Tensor], Tensor] | None:
+    """x -> W x + b on a packed copy of W for one vector x; None where nothing is known to be faster."""
+    weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+    outputs, inputs = weight.shape
+    if weight.device.type != "cpu":
+        return None
+    if weight.dtype is torch.float32 and outputs > inputs:
+        columns = weight.t().contiguous().t()
+
+        def by_columns(x: Tensor) -> Tensor:
+            if x.numel() != inputs:
+                return F.linear(x, weight, bias)
+            flat = x.reshape(inputs)
+            y = torch.mv(columns, flat) if bias is None else torch.addmv(bias, columns, flat)
+            return y.view(*x.shape[:-1], outputs)
+
+        return by_columns
+    if not _blocks(weight.dtype):
+        return None
+    onednn: Any = torch.ops.mkldnn
+    blocks = onednn._reorder_linear_weight(weight, 1)
+
+    def by_blocks(x: Tensor) -> Tensor:
+        if x.numel() != inputs:
+            return F.linear(x, weight, bias)
+        y: Tensor = onednn._linear_pointwise(x, blocks, bias, "none", [], "")
+        return y
+
+    return by_blocks
+
+
+def _blocks(dtype: torch.dtype) -> bool:
+    """Whether oneDNN is there and multiplies this type."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    onednn: Any = torch.ops.mkldnn
+    match dtype:
+        case torch.float32:
+            return True
+        case torch.bfloat16:
+            return bool(onednn._is_mkldnn_bf16_supported())
+        case _:
+            return False
