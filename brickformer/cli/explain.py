@@ -73,6 +73,7 @@ def explain(args: argparse.Namespace) -> int:
 def kernels(spec: ModelSpec) -> Iterator[str]:
     """Each attention, and what it takes in each case."""
     from brickformer.cli.text import labelled
+    from brickformer.kernels import SHORT_CAUSAL
     from brickformer.proof import kernels_of, twin_of
 
     used = kernels_of(twin_of(spec))
@@ -82,6 +83,7 @@ def kernels(spec: ModelSpec) -> Iterator[str]:
         yield f"  {one.where}" + (f" (and in {one.alike - 1} layers like it)" if one.alike > 1 else "")
         for case, kernel in one.kernels.items():
             yield labelled(f"    {case}", kernel, 14)
+    yield f"  (a CPU learns up to {SHORT_CAUSAL} causal tokens by plain products: quicker)"
 
 
 def limits(spec: ModelSpec) -> Iterator[str]:

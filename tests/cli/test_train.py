@@ -97,7 +97,7 @@ def test_a_second_run_gets_a_folder_of_its_own(brick: Brick) -> None:
 def test_text_learns_any_file_and_goes_on_with_it(brick: Brick) -> None:
     Path("poem.txt").write_text(SONNET)
     said = brick("train", "text", "--data", "poem.txt", *SMALL, *NARROW)
-    assert said.code == 0 and "decoder, D 32, 4 layers" in said.out and "exact" not in said.out
+    assert said.code == 0 and "decoder, D 32, 6 layers" in said.out and "exact" not in said.out
     assert "a sample; its first 8 characters are given" in said.out
     more = brick("generate", "runs/text-001", "Shall I", "--set", "max_tokens=12")
     assert more.out.startswith("Shall I") and len(more.out) == len("Shall I") + 12 + 1

@@ -148,7 +148,7 @@ ABSOLUTE: Mapping[str, Callable[[], AbsolutePositionSpec | None]] = {
 }
 
 FEEDFORWARD: Mapping[str, Callable[[], FeedForwardSpec | None]] = {
-    "none": lambda: None,
+    "no_ffn": lambda: None,
     "mlp": lambda: MLP(24),
     "mlp_gelu": lambda: MLP(24, activation="gelu"),
     "mlp_gelu_tanh": lambda: MLP(24, activation="gelu_tanh", bias=False),
@@ -310,7 +310,7 @@ def refusal(chosen: Mapping[str, str]) -> tuple[str, str] | None:
     if chosen.get("arrange", "serial") != "serial":
         if chosen.get("place", "pre") != "pre":
             return "refused", "layer.place"
-        if family == "encoder_decoder" or cross not in (None, "none") or chosen.get("ffn") == "none":
+        if family == "encoder_decoder" or cross not in (None, "none") or chosen.get("ffn") == "no_ffn":
             return "refused", "layer.arrange"
     known = SLOTS.keys() <= {*chosen, "ffn", "norm", "head", "layerscale"}
     if chosen.get("embed") == "randomized" and known and not _reads_places(chosen):

@@ -28,6 +28,10 @@ ENCODER = {"family": "encoder"}
 BOTH = {"family": "encoder_decoder", "cross": "mha"}
 
 CLONED = "x for name, x in self.__dict__.items()})\n        return other\n\n    def in_int8"
+OVER = (
+    "return type('Over', (nn.LayerNorm,), {{'forward': lambda self, x: "
+    "(x - x.mean({axis}, keepdim=True)) * self.weight}})(dim, bias=self.bias)"
+)
 
 MUTANTS = [
     # ---- attention, written out

@@ -160,7 +160,7 @@ def _layer(layer: Data, w: Weights, x: Tensor, at: Tokens, memory: tuple[Tensor,
             lambda h: _cross(layer["cross"], w.below("cross"), h, value, there),
             depth,
         )
-    return _residual(layer, w.below("around_ffn"), x, forward, depth)
+    return x if layer["ffn"] is None else _residual(layer, w.below("around_ffn"), x, forward, depth)
 
 
 def _residual(layer: Data, w: Weights, x: Tensor, branch: Any, depth: int) -> Tensor:
@@ -183,7 +183,8 @@ def _residual(layer: Data, w: Weights, x: Tensor, branch: Any, depth: int) -> Te
         case "branch":  # arXiv 2501.00656
             return x + scaled(norm(out, branch(x)))
         case "deep":  # arXiv 2203.00555: α = (2N)^¼, or (3M)^¼ in a decoder with cross-attention
-            alpha = ((3 if layer["cross"] else 2) * depth) ** 0.25
+            branches = sum(layer[part] is not None for part in ("mixer", "cross", "ffn"))
+            alpha = (branches * depth) ** 0.25
             return norm("after", alpha * x + scaled(branch(x)))
         case other:
             raise UnknownBrickError(other)
@@ -274,6 +275,8 @@ def _mixer(mixer: Data, w: Weights, x: Tensor, at: Tokens) -> Tensor:
             return _differential(mixer, w, x, at)
         case "latent":
             return _latent(mixer, w, x, at)
+        case "pointwise":
+            return _feed_forward(mixer["ffn"], w.below("ffn"), x)
         case "shortconv":
             return _mixer(mixer["mixer"], w.below("mixer"), _convolve(mixer["kernel"], w, x, at), at)
         case other:
