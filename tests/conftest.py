@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+for asks_to_stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    if signal.getsignal(asks_to_stop) is signal.SIG_IGN:  # a suite in the background; its tests interrupt runs
+        signal.signal(asks_to_stop, signal.default_int_handler if asks_to_stop is signal.SIGINT else signal.SIG_DFL)
 
 IN_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", MPLBACKEND="Agg")

@@ -169,13 +169,22 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path, root: Path) -> None:
     command += ["--steps", "100000", *TINY[2:], "--set", "train.validate_every=100000"]
     env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command,
+        cwd=tmp_path,
+        env=env,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a suite in the background ignores it
     ) as run:
         metrics = tmp_path / "runs/reverse-001/metrics.jsonl"
         while not metrics.exists():  # it trains
             assert run.poll() is None, run.communicate()
         run.send_signal(signal.SIGINT)
-        _, err = run.communicate(timeout=120)
+        try:
+            _, err = run.communicate(timeout=120)
+        finally:
+            run.kill()
     assert run.returncode == 130, err
     assert "Go on with: brick train --resume runs/reverse-001" in err and "Traceback" not in err
     step = Trained.open(tmp_path / "runs/reverse-001").step
