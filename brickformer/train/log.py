@@ -26,7 +26,7 @@ from brickformer.train.files import append_line, read_text, write_whole
 
 Record = Mapping[str, float]
 
-_NAMES = {"loss": "loss", "val_loss": "val loss", "exact": "exact match"}
+_NAMES = {"loss": "loss", "val_loss": "val loss", "exact": "exact"}
 _OWN = ("step", "loss", "lr", "grad_norm", "tokens_per_s")
 
 
@@ -66,7 +66,7 @@ class Metrics:
 
 
 def shown(record: Record) -> str:
-    """The part of a record that people read: ``loss 0.1234 · exact match 97.2 % · 41,200 tokens/s``."""
+    """The part of a record that people read: ``loss 0.1234 · exact 97.2 % · 41,200 tokens/s``."""
     parts = [f"loss {record['loss']:.4f}"]
     for name, value in record.items():
         if name not in _OWN:
@@ -144,7 +144,7 @@ class Lines(Progress):
         now = self.clock()
         if is_validation(record) or now - self.last >= self.every:
             self.last = now
-            self.say(f"step {record['step']:.0f}/{self.steps} · {shown(record)}")
+            self.say(f"step {record['step']:>{len(str(self.steps))}.0f}/{self.steps} · {shown(record)}")
 
     def say(self, text: str) -> None:
         """One line."""
