@@ -126,7 +126,7 @@ def main() -> None:
         )
     how = (
         f"{HEADS} heads of width {WIDTH}, causal, batch 1, float32. Memory: the most allocated at one time during the "
-        "call beyond its inputs, outputs and gradients included (torch.profiler). Time: medians of calls in turns."
+        "call, outputs and gradients included and inputs not (torch.profiler). Time: medians of calls in turns."
     )
     keep(
         "memory",

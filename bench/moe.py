@@ -18,9 +18,9 @@ import torch
 from common import DATA, keep, median, table, take_turns
 from torch import nn
 
-from brickformer import GLU, MLP, Attention, Decoder, Layer, MoE, RMSNorm, Rope, pattern
+from brickformer import GLU, MLP, Attention, Decoder, Layer, RMSNorm, Rope, pattern
 from brickformer.feedforward import FeedForward, FeedForwardSpec
-from brickformer.moe import Routing, TopKRouter
+from brickformer.moe import MoE, Routing, TopKRouter
 from brickformer.recipes.run import FROM_DATA, Run, completed, forward
 from brickformer.tasks.text import Text
 from brickformer.train import fit
