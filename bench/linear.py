@@ -70,7 +70,7 @@ def main() -> None:
     spread = f"time({lengths[-1]}) ÷ time({lengths[0]})"
     header = ("mixer", "parameters", *(f"ms at T = {t}" for t in lengths), spread)
     header += (*(f"MiB at T = {t}" for t in lengths), "MiB, last ÷ first")
-    drawn, axes = figure(9.0, 4.0, columns=2)
+    drawn, axes = figure(9.0, 4.4, columns=2)
     for name, (_, _, color) in MIXERS.items():
         for ax, values, scale in ((axes[0], times, 1e3), (axes[1], peaks, 2**-20)):
             ys = [values[f"{name}|{t}"] * scale for t in lengths]
@@ -88,7 +88,7 @@ def main() -> None:
         ax.set_xlabel("sequence length T (tokens)")
         ax.set_ylabel(label)
         ax.set_title(title, loc="left", fontsize=11, fontweight="bold")
-    axes[0].legend(frameon=False, fontsize=9)
+    drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False, fontsize=9)
     shown = keep_picture("linear", drawn)
     ratios = {name: times[f"{name}|{lengths[-1]}"] / times[f"{name}|{lengths[0]}"] for name in mixers}
     linear = {name: r for name, r in ratios.items() if MIXERS[name][1]}

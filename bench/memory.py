@@ -101,7 +101,7 @@ def main() -> None:
         "fused, ms",
         "faster",
     )
-    drawn, axes = figure(9.0, 4.0, columns=2)
+    drawn, axes = figure(9.0, 4.6, columns=2)
     for ax, which, label, scale in ((axes[0], 0, "peak memory (MiB)", 2**-20), (axes[1], 1, "time (ms)", 1e3)):
         for what, style in zip(whats, ("-", "--"), strict=True):
             for b in BACKENDS:
@@ -113,7 +113,7 @@ def main() -> None:
         ax.yaxis.set_major_formatter("{x:g}")
         ax.set_xlabel("sequence length T (tokens)")
         ax.set_ylabel(label)
-    axes[0].legend(frameon=False, fontsize=8)
+    drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     axes[0].set_title("Attention: memory", loc="left", fontsize=11, fontweight="bold")
     axes[1].set_title("Attention: time", loc="left", fontsize=11, fontweight="bold")
     shown = keep_picture("memory", drawn)
@@ -121,9 +121,7 @@ def main() -> None:
     said = []
     for what in whats:
         (ref_b, ref_s), (new_b, new_s) = (found[last][what, b] for b in BACKENDS)
-        said.append(
-            f"{what}: {100 * new_b / ref_b:.1f} % of the written-out formula's peak, {ref_s / new_s:.1f} × as fast"
-        )
+        said.append(f"{what} {100 * new_b / ref_b:.1f} % of the peak memory and 1/{ref_s / new_s:.1f} of the time")
     how = (
         f"{HEADS} heads of width {WIDTH}, causal, batch 1, float32. Memory: the most allocated at one time during the "
         "call, outputs and gradients included and inputs not (torch.profiler). Time: medians of calls in turns."
@@ -131,7 +129,12 @@ def main() -> None:
     keep(
         "memory",
         "Memory of attention",
-        [f"**At T = {last} the fused kernel needs**, {'; '.join(said)}.", shown, table(header, rows), how],
+        [
+            f"**The fused kernel at T = {last}**, beside the formula written out: {'; '.join(said)}.",
+            shown,
+            table(header, rows),
+            how,
+        ],
     )
 
 
