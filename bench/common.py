@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 os.environ.pop("OPENBLAS_CORETYPE", None)  # a benchmark lets numpy choose its own kernels
@@ -95,6 +96,16 @@ def figure(width: float = 7.2, height: float = 4.2, columns: int = 1, rows: int 
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(alpha=0.25, linewidth=0.8)
     return made, axes
+
+
+def log_scale(axis: Axis) -> None:
+    """Ticks at 1, 2 and 5 times the powers of ten, in plain figures."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def keep_picture(name: str, made: Figure) -> str:

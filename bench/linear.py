@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 
 import torch
-from common import figure, keep, keep_picture, median, table, take_turns
+from common import figure, keep, keep_picture, log_scale, median, table, take_turns
 from memory import peak
 
 from brickformer.mask import Mask, Span
@@ -80,11 +80,8 @@ def main() -> None:
         (axes[1], "peak memory (MiB)", "Forward: memory"),
     ):
         ax.set_xscale("log", base=2)
-        ax.set_yscale("log")
         ax.set_xticks(lengths, [str(t) for t in lengths])
-        ax.yaxis.set_major_formatter("{x:g}")
-        ax.yaxis.set_minor_formatter("{x:g}")
-        ax.tick_params(axis="y", which="minor", labelsize=7)
+        log_scale(ax.yaxis)
         ax.set_xlabel("sequence length T (tokens)")
         ax.set_ylabel(label)
         ax.set_title(title, loc="left", fontsize=11, fontweight="bold")

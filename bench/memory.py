@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from common import figure, keep, keep_picture, median, table, take_turns
+from common import figure, keep, keep_picture, log_scale, median, table, take_turns
 from torch.profiler import ProfilerActivity, profile
 
 from brickformer.attend import Attend
@@ -108,9 +108,8 @@ def main() -> None:
                 ys = [found[t][what, b][which] * scale for t in lengths]
                 ax.plot(lengths, ys, style, color=COLORS[b], marker="o", markersize=4, label=f"{NAMES[b]}, {what}")
         ax.set_xscale("log", base=2)
-        ax.set_yscale("log")
         ax.set_xticks(lengths, [str(t) for t in lengths])
-        ax.yaxis.set_major_formatter("{x:g}")
+        log_scale(ax.yaxis)
         ax.set_xlabel("sequence length T (tokens)")
         ax.set_ylabel(label)
     drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=9)
