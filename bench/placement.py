@@ -1,6 +1,6 @@
 """Where the norm stands: loss curves of five placements, with and without warm-up, 6 and 12 layers.
 
-    python bench/placement.py [--steps 200] [--data FILE] [--rate 3e-3]
+    python bench/placement.py [--steps 200] [--data FILE] [--rate 3e-3] [--places pre post ...]
 
 A decoder of width 64 learns tinyshakespeare character by character; AdamW at one learning rate for all, without
 clipping, so that nothing but the placement and the warm-up (none, or a fifth of the steps) decides. The curve is the
@@ -22,7 +22,7 @@ from brickformer import MLP, Attention, Decoder, Layer, LayerNorm, Rope, pattern
 from brickformer.recipes.run import forward
 from brickformer.tasks.text import Text
 
-DIM, BATCH, CONTEXT = 64, 16, 64
+DIM, BATCH, CONTEXT = 64, 8, 64
 PLACES = {"pre": "#1f5fa8", "post": "#b5533c", "deep": "#d9a441", "peri": "#2e8b57", "branch": "#7a5195"}
 NAMES = {
     "pre": "Pre-LN",
@@ -70,6 +70,7 @@ def main() -> None:
     p.add_argument("--rate", type=float, default=3e-3)
     p.add_argument("--data", type=Path, default=DATA / "tinyshakespeare" / "input.txt")
     p.add_argument("--depths", type=int, nargs="*", default=[6, 12])
+    p.add_argument("--places", nargs="*", default=list(PLACES), choices=list(PLACES))
     args = p.parse_args()
     drawn, axes = figure(9.0, 3.6 * len(args.depths), columns=2, rows=len(args.depths))
     rows = []
@@ -77,13 +78,15 @@ def main() -> None:
     for row, depth in enumerate(args.depths):
         for column, warm in enumerate((False, True)):
             ax = axes[2 * row + column]
-            for place, color in PLACES.items():
+            for place in args.places:
                 began = time.perf_counter()
                 losses = curve(place, depth, warm, args.steps, args.rate, args.data)
                 whole = len(losses) == args.steps
                 end = sum(losses[-20:]) / len(losses[-20:]) if whole else math.inf
                 last[place, depth, warm] = end
-                ax.plot(range(1, len(losses) + 1), smooth(losses), color=color, linewidth=1.6, label=NAMES[place])
+                ax.plot(
+                    range(1, len(losses) + 1), smooth(losses), color=PLACES[place], linewidth=1.6, label=NAMES[place]
+                )
                 said = f"{end:.3f}" if whole else f"diverges at step {len(losses)}"
                 rows.append((NAMES[place], depth, f"{args.steps // 5} steps" if warm else "none", said))
                 print(rows[-1], f"{time.perf_counter() - began:.0f} s", flush=True)
