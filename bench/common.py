@@ -14,6 +14,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 os.environ.pop("OPENBLAS_CORETYPE", None)  # a benchmark lets numpy choose its own kernels
 
@@ -78,3 +84,34 @@ def take_turns(jobs: Mapping[str, Callable[[], object]], rounds: int, *, warm: i
 def median(values: Iterable[float]) -> float:
     """The middle one."""
     return statistics.median(values)
+
+
+def figure(width: float = 7.2, height: float = 4.2, columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """A white figure and its axes, row by row, tidied."""
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(width, height), dpi=144, layout="constrained")
+    axes = list(made.subplots(rows, columns, squeeze=False).flat)
+    for ax in axes:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(alpha=0.25, linewidth=0.8)
+    return made, axes
+
+
+def log_scale(axis: Axis) -> None:
+    """Ticks at 1, 2 and 5 times the powers of ten, in plain figures."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def keep_picture(name: str, made: Figure) -> str:
+    """Write bench/results/NAME.png, whole or not at all; the Markdown that shows it."""
+    RESULTS.mkdir(exist_ok=True)
+    part = RESULTS / f".{name}.png.part"
+    made.savefig(part, format="png")
+    part.replace(RESULTS / f"{name}.png")
+    return f"![{name}]({name}.png)"

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, final
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -162,7 +163,7 @@ class MoEFeedForward(FeedForward):
         routing = self.router(tokens)
         k = routing.experts.shape[1]
         order = routing.experts.flatten().argsort(stable=True)  # (N·k,) choices, by expert
-        sorted_tokens = tokens[order // k]
+        sorted_tokens = F.embedding(order // k, tokens)
         done = []
         for expert, own in zip(self.experts, sorted_tokens.split(routing.load.tolist()), strict=True):
             if len(own) or torch.is_grad_enabled():  # an idle expert still gets a gradient, of zeros
@@ -170,7 +171,8 @@ class MoEFeedForward(FeedForward):
         by_expert = torch.cat(done)
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=x.device)
-        y = torch.einsum("nkd,nk->nd", by_expert[back].unflatten(0, (-1, k)), routing.weights).view_as(x)
+        # one pass over the results: gathered, weighed and added
+        y = F.embedding_bag(back.view(-1, k), by_expert, per_sample_weights=routing.weights, mode="sum").view_as(x)
         if self.shared is not None:
             y = y + self.shared(x)
         return y if routing.loss is None else _WithLoss.apply(y, routing.loss)  # type: ignore[no-untyped-call]

@@ -2,8 +2,9 @@
 
     y = W x + b,   x one vector      all of W is read for every token, so decoding takes as long as reading memory does
 
-Rows of W as they lie make a product of many short sums; in float32 a matrix that is wider than long (more outputs than
-inputs) is read faster by columns, y += W[:, i] x_i, and any other one in the blocks that oneDNN makes for itself.
+Rows of W as they lie make a product of many short sums; in float32 a matrix with at least as many outputs as inputs is
+read faster by columns, y += W[:, i] x_i, each thread its share of them, and any other one in the blocks that oneDNN
+makes for itself: one matrix-vector product does not use all threads, a batch of as many does.
 Both are copies, so packing takes as many bytes again as the decoder's matrices. Several rows at once, other types and
 other devices go the usual way. The sums are the same up to their order.
 
@@ -62,15 +63,19 @@ def _product(linear: nn.Linear) -> Callable[[Tensor], Tensor] | None:
     outputs, inputs = weight.shape
     if weight.device.type != "cpu":
         return None
-    if weight.dtype is torch.float32 and outputs > inputs:
-        columns = weight.t().contiguous().t()
+    if weight.dtype is torch.float32 and outputs >= inputs:
+        threads = torch.get_num_threads()
+        parts = threads if inputs % threads == 0 else 1
+        columns = weight.t().contiguous().view(parts, inputs // parts, outputs)  # (parts, I / parts, O)
 
         def by_columns(x: Tensor) -> Tensor:
             if x.numel() != inputs:
                 return F.linear(x, weight, bias)
-            flat = x.reshape(inputs)
-            y = torch.mv(columns, flat) if bias is None else torch.addmv(bias, columns, flat)
-            return y.view(*x.shape[:-1], outputs)
+            if parts == 1:
+                y = torch.mv(columns[0].t(), x.reshape(inputs))
+            else:
+                y = torch.bmm(x.reshape(parts, 1, inputs // parts), columns).sum(0)
+            return (y if bias is None else y + bias).view(*x.shape[:-1], outputs)
 
         return by_columns
     if not _blocks(weight.dtype):

@@ -5,7 +5,7 @@
     cross-attention      queries and output as above; keys and values once a source token: 2 · D · 2·G·K
     feed-forward, head   their linear maps                   embedding, norms, activations: not counted
     value residual       the first layer's q, k, v once more, for their values
-    mixture of experts   router + k experts + k · 2 · D      the k that a token uses, and their weighted sum
+    mixture of experts   router + k experts                   the k that a token uses
     cache                2 · G·K · bytes of a number         keys and values
 
 Counted are matrix products and attention, as `torch.utils.flop_counter` does: the rest is bound by memory. A brick
@@ -87,7 +87,7 @@ def cost(module: nn.Module, tokens: int, dim: int) -> Cost:
         case MoEFeedForward():
             k, expert = module.router.top_k, cost(module.experts[0], tokens, dim)
             shared = Cost() if module.shared is None else cost(module.shared, tokens, dim)
-            chosen = replace(expert, flops=k * (expert.flops + 2 * dim))  # and the sum of what they say
+            chosen = replace(expert, flops=k * expert.flops)
             return cost(module.router, tokens, dim) + chosen + shared
         case Stack() if module.tells:
             first = module.mixers()[0]

@@ -59,9 +59,7 @@ class Terminal(io.StringIO):
 
 def test_a_record_reads_well() -> None:
     assert shown(RECORD) == "loss 0.5000 · 41,234 tokens/s"
-    assert shown(VALIDATION) == (
-        "loss 0.5000 · val loss 0.4000 · exact 97.2 % · exact long 0.5000 · 41,234 tokens/s"
-    )
+    assert shown(VALIDATION) == ("loss 0.5000 · val loss 0.4000 · exact 97.2 % · exact long 0.5000 · 41,234 tokens/s")
 
 
 def test_lines_are_plain_and_come_at_validation_or_every_few_seconds() -> None:
