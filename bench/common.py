@@ -69,11 +69,17 @@ def keep(name: str, title: str, parts: Sequence[str], *packages: str) -> None:
     print(text)
 
 
-def take_turns(jobs: Mapping[str, Callable[[], object]], rounds: int, *, warm: int = 1) -> dict[str, list[float]]:
-    """Seconds of each call, `rounds` of them, the jobs taking turns; `warm` calls of each come first, uncounted."""
+def take_turns(
+    jobs: Mapping[str, Callable[[], object]], rounds: int, *, warm: int = 1, pause: float = 0.0
+) -> dict[str, list[float]]:
+    """Seconds of each call, `rounds` of them, the jobs taking turns; `warm` calls of each come first, uncounted.
+
+    pause: seconds before each call, where jobs have threads of their own that wait busily for a while when they are done.
+    """
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for turn in range(-warm, rounds):
         for name, job in jobs.items():
+            time.sleep(pause)
             began = time.perf_counter()
             job()
             if turn >= 0:

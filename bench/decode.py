@@ -34,6 +34,8 @@ from brickformer.presets import llama, vaswani
 
 warnings.filterwarnings("ignore")
 Job = Callable[[], object]
+PAUSE = 0.3
+"""Seconds before each job: the threads of CTranslate2 wait busily for some time when it is done."""
 QUOTED = """llama.cpp, measured on another machine (2 cores, AVX2) through llama-cpp-python with a model of this shape:
 f32 16.5, f16 10.1, q8_0 6.8, q4_0 5.0 ms a token. It was not part of this run, and why it
 is faster was not measured: presumably kernels of its own, two cores at work through a whole token, and no dispatch."""
@@ -133,7 +135,7 @@ def ctranslate2(model: Any, vocab: int, source: list[int], tokens: int, threads:
 
 def compared(jobs: Mapping[str, Job], rounds: int, tokens: int, against: str) -> tuple[dict[str, float], str]:
     """Milliseconds a token of each job, and the table, best first. against: the peer of the ratios."""
-    times = {name: 1e3 * median(t) / tokens for name, t in take_turns(jobs, rounds).items()}
+    times = {name: 1e3 * median(t) / tokens for name, t in take_turns(jobs, rounds, pause=PAUSE).items()}
     peer = times.get(against)
     rows = [
         (name, f"{ms:.2f}", "" if peer is None else f"{ms / peer:.2f}")
@@ -230,7 +232,7 @@ def third(args: argparse.Namespace, missing: list[str]) -> list[str]:
             ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
             real = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
             jobs["transformers"] = hf(theirs, ids, tokens, attention_mask=real)
-        speed = {n: batch * tokens / median(t) for n, t in take_turns(jobs, args.rounds).items()}
+        speed = {n: batch * tokens / median(t) for n, t in take_turns(jobs, args.rounds, pause=PAUSE).items()}
         peer = speed.get("transformers")
         tail = ("", "") if peer is None else (f"{peer:.1f}", f"{speed['ours'] / peer:.2f}")
         rows.append((batch, f"{speed['ours']:.1f}", *tail))
@@ -251,7 +253,7 @@ def fourth(args: argparse.Namespace, missing: list[str]) -> list[str]:
         for cache, writer in writers.items():
             prefixes[cache, length] = prefix = read_prompt(writer, prompt, room=tokens + 1)
             jobs[f"{cache} {length}"] = continued(writer, prefix, tokens)
-    times = {name: 1e3 * median(t) / tokens for name, t in take_turns(jobs, args.rounds).items()}
+    times = {name: 1e3 * median(t) / tokens for name, t in take_turns(jobs, args.rounds, pause=PAUSE).items()}
     rows = [
         (
             length,
