@@ -74,7 +74,7 @@ def take_turns(
 ) -> dict[str, list[float]]:
     """Seconds of each call, `rounds` of them, the jobs taking turns; `warm` calls of each come first, uncounted.
 
-    pause: seconds before each call, where jobs have threads of their own that wait busily for a while when they are done.
+    pause: seconds before each call, where jobs have threads of their own that wait busily when they are done.
     """
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for turn in range(-warm, rounds):
