@@ -94,7 +94,7 @@ def _first_guess(p: Patient) -> None:
         p.kind = s.kind
     elif sig.first("tgt") and (sig.first("src")):
         p.kind = "encoder_decoder"
-    p.tokens = 8 if s.max_len is None else min(8, s.max_len)
+    p.tokens = 7 if s.max_len is None else min(7, s.max_len)
     p.vocab = s.vocab or config_of(p.model, "vocab_size") or 2
     p.target_vocab = s.target_vocab or s.vocab or config_of(p.model, "vocab_size") or 2
     pads = dict(_pads(p.model))
@@ -148,7 +148,7 @@ def _find_call(p: Patient) -> None:
     for double in (True, False):
         for width in (0, *_widths(p.model)):
             p.width = width
-            for tokens in dict.fromkeys((begin, 16, 4, 32, 12, 64, 128)):
+            for tokens in dict.fromkeys((begin, 8, 16, 4, 32, 12, 64, 128)):
                 p.tokens = tokens
                 for forms, first in product(_combinations(p, required), _layouts(p)):
                     p.forms, p.seq_first = forms, first

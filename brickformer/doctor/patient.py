@@ -35,7 +35,7 @@ class Patient:
     kind: Kind = "decoder"
     vocab: int = 0
     target_vocab: int = 0
-    tokens: int = 8
+    tokens: int = 7
     width: int = 0  # of input vectors; 0: it reads ids
     pad: int | None = None
     target_pad: int | None = None

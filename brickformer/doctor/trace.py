@@ -63,6 +63,7 @@ _TIMES = frozenset("mul mul_ __mul__ __rmul__ __imul__ multiply".split())
 _OVER = frozenset("div div_ __truediv__ __itruediv__ true_divide divide".split())
 _PRODUCTS = frozenset("matmul __matmul__ bmm".split())
 _PROJECT = frozenset("linear addmm conv1d".split())
+_LIKE = frozenset("to type_as expand_as view_as".split())
 _DRAWS = frozenset("uniform_ normal_ kaiming_uniform_ xavier_uniform_".split())
 
 
@@ -157,7 +158,8 @@ class Trace(TorchFunctionMode):
                 factor = mark.factor  # a table of cosines, a mask
             self.put(out, Mark(mark.stage, factor, mark.heads))
         elif name in _VIEWS:
-            self.put(out, mark)
+            if x is args[0] or name not in _LIKE:
+                self.put(out, mark)
         elif isinstance(out, Tensor) and out.is_floating_point():
             self.put(out, Mark(mark.stage, None, mark.heads))
 
@@ -251,9 +253,10 @@ def _masks(name: str, args: Any, kwargs: dict[str, Any], scores: Tensor, heads: 
             if isinstance(x, Tensor) and x is not scores and x.numel() > 1 and not x.requires_grad:
                 values = x.detach()
                 low, high = float(values.min()), float(values.max())
-                if low < -30 or (low == 0.0 and high == 1.0 and values.unique().numel() == 2):
+                two = values.unique().numel() == 2
+                if low < -30 or (two and low == 0.0 and high == 1.0) or (two and low < high == 0.0):
                     heads.masked = True
-                    heads.fills.append(low if low < -30 else 0.0)
+                    heads.fills.append(low)
 
 
 def _contracted(equation: str, a: Tensor, b: Tensor) -> tuple[int | None, int | None]:

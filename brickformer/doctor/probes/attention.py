@@ -38,7 +38,22 @@ def _scale(e: Exam) -> list[Finding]:
             continue  # 1/K: maximal update parametrisation
         found.append(_scale_finding(e, h, right))
         break
-    return found
+    return found or _by_length(e)
+
+
+def _by_length(e: Exam) -> list[Finding]:
+    """The constant does not change with the length."""
+    n = e.p.tokens
+    if n < 5:
+        return []
+    try:
+        short = e.traced(e.p.model, e.ids[:1, : n - 2]).heads
+    except Exception:
+        return []  # of one length only
+    for h, s in zip(e.trace.heads, short, strict=False):
+        if h.factor and s.factor and math.isclose(s.factor / h.factor, math.sqrt(n / (n - 2)), rel_tol=1e-6):
+            return [_scale_finding(e, h, h.width**-0.5)]
+    return []
 
 
 def _folded(h: Heads, right: float, ratio: float) -> bool:
@@ -155,26 +170,29 @@ def _heads(e: Exam) -> list[Finding]:
     p = e.p
     ids = e.ids[:1]
     for t in (1, p.tokens - 2):
-        one, two = (e.traced(p.model, x).heads for x in (ids, p.other(ids, t)))
-        if not one or not two:
-            return []
-        for name, a, b in (("q", one[0].q, two[0].q), ("k", one[0].k, two[0].k)):
-            bad = _spread(a, b, p.tokens, p.allowed)
-            if bad is not None:
-                return [_split(one[0].place, name, t, bad)]
+        for one, two in zip(*(e.traced(p.model, x).heads for x in (ids, p.other(ids, t))), strict=False):
+            if p.tokens not in one.q.shape[:-1] or p.tokens not in one.k.shape[:-1]:
+                continue  # of the source
+            for name, a, b in (("q", one.q, two.q), ("k", one.k, two.k)):
+                bad = _spread(a, b, p.tokens, p.allowed)
+                if bad is not None:
+                    return [_split(one.place, name, t, bad)]
+            break
     return _merged(e) or _silent_heads(e)
 
 
 def _spread(a: Tensor, b: Tensor, tokens: int, allowed: float) -> list[int] | None:
-    """The tokens of a projection that moved, where it is not one alone; None where all is well or not to be told."""
+    """The tokens of a projection that moved, where it is not one alone; None where all is well or not to be told.
+
+    A wrong split moves as many (head, token) pairs as a right one; more of them are another matter.
+    """
     if a.shape != b.shape or a.ndim < 3:
         return None
-    moved = (a - b).abs() > allowed
-    axes = [i for i in range(moved.ndim - 1) if moved.shape[i] == tokens]
-    if len(axes) != 1:
+    moved = ((a - b).abs() > allowed).any(-1)
+    axes = [i for i in range(moved.ndim) if moved.shape[i] == tokens]
+    if len(axes) != 1 or int(moved.sum()) > moved.numel() // tokens:
         return None
-    others = [i for i in range(moved.ndim) if i != axes[0]]
-    at = moved.any(dim=others[0]) if len(others) == 1 else moved.amax(dim=tuple(others))
+    at = moved.transpose(0, axes[0]).reshape(tokens, -1).any(1)
     places = at.nonzero().flatten().tolist()
     return places if len(places) > 1 else None
 

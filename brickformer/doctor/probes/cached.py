@@ -7,10 +7,12 @@ tokens that the forward chooses on the same prefix.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from brickformer.doctor.exam import Exam, Probe, number
 from brickformer.doctor.outputs import differ
@@ -131,12 +133,14 @@ def _decoded(e: Exam) -> list[Finding]:
     p = e.p
     decode = p.subject.decode or _generate(e)
     sure = p.subject.decode is not None
-    new = min(4, p.tokens - 2)
+    new = p.tokens - 2
     both = p.kind == "encoder_decoder"
-    src = p.source(2)
-    prompt = p.draw(2, 2)
-    with torch.no_grad():
+    src = p.source(6)
+    prompt = p.draw(6, 2)
+    said: list[Tensor] = []
+    with torch.no_grad(), heard(e, said):
         first = decode(p.model, src if both else prompt, new)
+    with torch.no_grad():
         again = decode(p.model, src if both else prompt, new)
     p.model.eval()
     if not isinstance(first, Tensor):
@@ -146,6 +150,7 @@ def _decoded(e: Exam) -> list[Finding]:
             return []  # it samples
         return [_path("two greedy runs on one prompt gave different tokens", "dropout is on, or a cache is left over")]
     got = first
+    again_said = said if len(said) == new else []
     if both:
         start = got
     else:
@@ -155,8 +160,15 @@ def _decoded(e: Exam) -> list[Finding]:
     low = 1 if both else 2
     for t in range(low, start.shape[1]):
         prefix = start[:, :t]
-        with torch.no_grad():
+        heard_now: list[Tensor] = []
+        with torch.no_grad(), heard(e, heard_now):
             logits = p(prefix, src=src)[:, -1]
+        if t - low < len(again_said) and heard_now and heard_now[-1].shape == again_said[t - low].shape:
+            moved = float(differ(heard_now[-1], again_said[t - low]).max())
+            if moved > max(p.allowed, 1e-8) * 10:
+                return [
+                    _path(f"at step {t - low} the logits differ from those of the forward by {number(moved)}", _OTHER)
+                ]
         chosen = start[:, t]
         best = logits.amax(-1)
         short = best - logits.gather(1, chosen[:, None])[:, 0]
@@ -168,10 +180,43 @@ def _decoded(e: Exam) -> list[Finding]:
                 _path(
                     f"step {t - low} chose id {int(chosen[row])}, which the forward puts {number(short[row])} below "
                     f"id {int(logits[row].argmax())}",
-                    "decoding takes another way than training: another mask, scale, position, head, or the cache",
+                    _OTHER,
                 )
             ]
     return []
+
+
+_OTHER = "decoding takes another way than training: another mask, scale, position, head, or the cache"
+
+
+@contextmanager
+def heard(e: Exam, into: list[Tensor]) -> Iterator[None]:
+    """The last token's logits, each time the last module that gives V features speaks."""
+    p = e.p
+    last: list[nn.Module] = []
+
+    def see(m: nn.Module, a: Any, out: Any) -> None:
+        if isinstance(out, Tensor) and out.ndim >= 2 and out.shape[-1] == p.features:
+            last.append(m)
+
+    handles = [m.register_forward_hook(see) for m in p.model.modules() if not list(m.children())]
+    try:
+        p(e.ids)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not last or p.features not in (p.vocab, p.target_vocab):
+        yield
+        return
+
+    def keep(m: nn.Module, a: Any, out: Any) -> None:
+        into.append((out[:, -1] if out.ndim == 3 else out).detach().clone())
+
+    handle = last[-1].register_forward_hook(keep)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _path(measured: str, cause: str) -> Finding:

@@ -238,7 +238,7 @@ def _first(e: Exam) -> list[Finding]:
     value, uniform = float(loss), math.log(vocab)
     if not math.isfinite(value):
         return [_start(value, uniform, "error", "something is not finite at the start")]
-    if value > 3 * uniform + 1:
+    if value > 1.8 * uniform + 1:
         return [
             _start(value, uniform, "warning", "logits are far too large at the start (initial values of the table?)")
         ]

@@ -17,6 +17,17 @@ def _run(e: Exam) -> list[Finding]:
     p = e.p
     src = p.source(2)
     assert src is not None
+    for h in e.trace.heads:
+        if h.q.ndim == 4 and h.scores is not None and h.scores.shape[-2:] == (src.shape[1], p.tokens):
+            return [
+                _finding(
+                    "cross-attention has a query for each source token and a key for each target token",
+                    "queries from the target, keys and values from the source",
+                    "q and k, v are swapped",
+                    "q = W_q(x); k, v = W_k(memory), W_v(memory)",
+                    h.place,
+                )
+            ]
     base = p(e.ids, src=src)
     size = [float(differ(base, p(e.ids, src=p.other(src, s, "src"))).max()) for s in range(src.shape[1])]
     blind = [s for s, x in enumerate(size) if x <= p.allowed * 1e-3]
@@ -85,7 +96,16 @@ def _changed(e: Exam) -> list[Finding]:
 
 
 def _finding(measured: str, expected: str, cause: str, fix: str, where: str = "") -> Finding:
-    return Finding("memory", "error", where, measured, expected, cause, fix, explains=frozenset({"dead parameters"}))
+    return Finding(
+        "memory",
+        "error",
+        where,
+        measured,
+        expected,
+        cause,
+        fix,
+        explains=frozenset({"dead parameters", "causality", "padding"}),
+    )
 
 
 PROBE = Probe("memory", "the decoder reads every source token", lambda e: _run(e) or _changed(e), _both)

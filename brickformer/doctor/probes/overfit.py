@@ -12,7 +12,7 @@ from torch import Tensor
 from brickformer.doctor.exam import Exam, Probe, number
 from brickformer.doctor.report import Finding
 
-STEPS = 120
+STEPS = 80
 LARGE = 2_000_000
 
 
@@ -54,7 +54,7 @@ def _run(e: Exam) -> list[Finding]:
             value = float(loss.detach())
             start = value if math.isnan(start) else start
             best = min(best, value)
-            if not math.isfinite(value) or best < 0.25 * start:
+            if not math.isfinite(value) or best < 0.5 * start:
                 break
         if best < 0.5 * start:
             return []

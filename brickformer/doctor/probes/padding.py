@@ -14,7 +14,7 @@ from brickformer.doctor.masks import hides
 from brickformer.doctor.outputs import differ
 from brickformer.doctor.report import Finding
 
-_EXPLAINS = frozenset({"memory", "masked rows"})
+_EXPLAINS = frozenset({"masked rows"})
 
 
 def _source_pad(e: Exam) -> int | None:
@@ -55,11 +55,33 @@ def _outs(e: Exam, ids: Tensor, src: Tensor | None, valid: Tensor | None) -> Ten
 def _by_mask(e: Exam, masks: list[str]) -> list[Finding]:
     p = e.p
     if p.mask_failed is None and (p.ours or all(_hides(e, n) for n in masks)):
-        return [] if not p.ours else _by_content(e)
+        return (_by_content(e) if p.ours else []) or _longer(e)
     name = p.mask_failed or masks[0]
     return _by_content(e, name) or [
         _finding(e, f"no form of {name} hides padding and shows the rest", f"the argument {name}", name)
     ]
+
+
+def _longer(e: Exam) -> list[Finding]:
+    """[x] and [x, hidden, hidden] agree at x: what is hidden may not even count."""
+    p = e.p
+    if p.kind == "decoder":
+        return []
+    ids, src = p.draw(2), p.source(2)
+    base = ids if src is None else src
+    valid = torch.ones(base.shape[:2], dtype=torch.bool)
+    valid[:, -2:] = False
+    try:
+        if src is None:
+            a, b = p(base[:, :-2]), p(base, valid=valid)
+        else:
+            a, b = p(ids, src=base[:, :-2]), p(ids, src=base, src_valid=valid)
+    except Exception:
+        return []  # of one length only
+    moved = float(differ(a, b[:, : a.shape[1]]).max())
+    if moved <= p.allowed:
+        return []
+    return [_finding(e, f"two hidden tokens at the end moved the output by {number(moved)}", "", "")]
 
 
 def _hides(e: Exam, name: str) -> bool:

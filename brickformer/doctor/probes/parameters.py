@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from brickformer.doctor.exam import Exam, Probe, number
-from brickformer.doctor.outputs import differ, parts
+from brickformer.doctor.exam import Exam, Probe
+from brickformer.doctor.outputs import parts
 from brickformer.doctor.report import Finding
 
 
@@ -261,29 +261,38 @@ def _untied(where: str, measured: str, cause: str) -> Finding:
 
 
 def _copies(e: Exam) -> list[Finding]:
-    """A deep copy has weights of its own."""
-    p = e.p
-    original, other = copy.deepcopy(p.fresh), None
-    other = copy.deepcopy(original)
-    before = p(e.ids, model=other)
-    with torch.no_grad():
-        for x in original.parameters():
-            x.mul_(1.5).add_(0.1)
-    moved = float(differ(before, p(e.ids, model=other)).max())
-    if moved <= p.allowed:
-        return []
-    return [
-        Finding(
-            "copies",
-            "warning",
-            "",
-            f"changing the weights of the original moved the answer of its deep copy by {number(moved)}",
-            "0",
-            "a lambda or a bound method kept on the module still means the original's parts",
-            "write a method instead of a lambda that closes over self",
-            "copy.deepcopy(model), change model, ask the copy",
-        )
-    ]
+    """A deep copy has parts of its own: no function kept on it means parts of the original."""
+    copied = e.p.fresh
+    own = {id(m) for m in copied.modules()}
+    for path, module in copied.named_modules():
+        for name, value in vars(module).items():
+            meant = [getattr(value, "__self__", None)]
+            meant += [cell.cell_contents for cell in getattr(value, "__closure__", None) or () if _filled(cell)]
+            strange = [x for x in meant if isinstance(x, nn.Module) and id(x) not in own and _own(x)]
+            if strange:
+                return [_closure(f"{path}.{name}".lstrip("."), type(strange[0]).__name__)]
+    return []
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def _closure(place: str, kind: str) -> Finding:
+    return Finding(
+        "copies",
+        "warning",
+        place,
+        f"after copy.deepcopy, {place} of the copy still calls the {kind} of the original",
+        "a copy uses its own weights",
+        "a lambda or a bound method kept on the module closes over the original's parts",
+        "write a method instead of a lambda that closes over self",
+        "copy.deepcopy(model), change the weights of model, ask the copy",
+        explains=frozenset({"eval", "dead parameters", "overfit", "precision"}),
+    )
 
 
 REGISTERED = Probe("registration", "modules and tensors are registered", _registered)

@@ -19,7 +19,7 @@ from brickformer.doctor.report import Finding
 
 
 def _run(e: Exam) -> list[Finding]:
-    return _batch_axis(e) or _formula(e) or _absent(e)
+    return _batch_axis(e) or _formula(e) or _absent(e) or _relative(e)
 
 
 def _same(e: Exam) -> Tensor:
@@ -37,6 +37,9 @@ def _batch_axis(e: Exam) -> list[Finding]:
     moved = float(differ(out[:1], out[1:]).max())
     if moved <= p.allowed:
         return []
+    alone = p(_same(e)[:1], src=src)
+    if alone.shape != out[:1].shape or float(differ(out[:1], alone).max()) > p.allowed:
+        return []  # the other row itself is seen
     return [
         Finding(
             "positions",
@@ -62,8 +65,6 @@ def _absent(e: Exam) -> list[Finding]:
     if float(spread) > p.allowed:
         return []
     trace = e.traced(p.model, same[:1])
-    if trace.closed and not trace.heads and _biased(e):
-        return []
     for h in trace.heads:
         if h.fused:
             scores = h.q.double() @ h.k.double().transpose(-1, -2) if h.q.shape[-3] == h.k.shape[-3] else None
@@ -71,7 +72,7 @@ def _absent(e: Exam) -> list[Finding]:
                 return []  # a float mask: biases may be in it
         else:
             scores = h.scores
-        if scores is None or scores.shape[-1] < 3:
+        if scores is None or scores.shape[-2:] != (p.tokens, p.tokens):
             continue
         real = scores.detach().double()
         row = real[..., -1, :]
@@ -95,8 +96,40 @@ def _absent(e: Exam) -> list[Finding]:
     ]
 
 
-def _biased(e: Exam) -> bool:
-    return False
+def _relative(e: Exam) -> list[Finding]:
+    """Where equal tokens have equal values, only scores know the place: they may depend on the distance alone."""
+    p = e.p
+    if p.shape == "pooled" or p.tokens < 5:
+        return []
+    h = next((h for h in e.traced(p.model, _same(e)[:1]).heads), None)
+    if h is None or h.v is None or h.v.ndim != 4 or p.tokens not in h.v.shape[1:3]:
+        return []
+    axis = 1 if h.v.shape[1] == p.tokens else 2
+    v = h.v.detach().transpose(0, axis).flatten(1)
+    if float((v - v[:1]).abs().max()) > p.allowed:
+        return []
+    scores = h.q @ h.k.transpose(-1, -2) if h.fused and h.q.shape[1] == h.k.shape[1] else h.scores
+    if scores is None or scores.shape[-2:] != (p.tokens, p.tokens):
+        return []
+    scores = scores.detach().double()
+    here, next_one = scores[..., 1:-1, 1:-1].tril(), scores[..., 2:, 2:].tril()
+    off = float((here - next_one).abs().nan_to_num().max())
+    size = float(scores.tril().abs().nan_to_num().max())
+    if off <= max(p.allowed, 1e-9) * 100 * max(1.0, size):
+        return []
+    return [
+        Finding(
+            "positions",
+            "error",
+            h.place,
+            f"scores of equal tokens at equal distances differ by {number(off)}",
+            "q·k after rotation depends on the distance alone",
+            "rotary: the two numbers of a pair are turned by two angles (neighbours and halves mixed), or q and k start "
+            "to count differently",
+            "angles [t0, t1, ..., t0, t1, ...] with halves, [t0, t0, t1, t1, ...] with neighbours",
+            explains=frozenset({"cached"}),
+        )
+    ]
 
 
 def _order_of_pooled(e: Exam) -> list[Finding]:

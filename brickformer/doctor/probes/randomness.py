@@ -44,7 +44,7 @@ def _random(e: Exam, moved: float) -> Finding:
         fix,
         "model.eval(); (model(x) - model(x)).abs().max()  # must be 0",
         explains=frozenset(
-            "causality padding batch heads positions cached memory precision copies length input overfit norm".split()
+            "causality padding batch heads positions cached memory precision length input overfit norm".split()
         )
         | {"masked rows", "norm axis", "dead parameters"},
     )
