@@ -10,7 +10,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-
 from brickformer.doctor import Subject
 
 MODELS = Path(__file__).parent / "models"

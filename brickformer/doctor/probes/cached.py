@@ -160,20 +160,21 @@ def _decoded(e: Exam) -> list[Finding]:
     low = 1 if both else 2
     for t in range(low, start.shape[1]):
         prefix = start[:, :t]
+        ended = prefix.eq(-1 if p.target_pad is None else p.target_pad).any(1)  # what comes after is nobody's business
+        if bool(ended.all()):
+            break
         heard_now: list[Tensor] = []
         with torch.no_grad(), heard(e, heard_now):
             logits = p(prefix, src=src)[:, -1]
         if t - low < len(again_said) and heard_now and heard_now[-1].shape == again_said[t - low].shape:
-            moved = float(differ(heard_now[-1], again_said[t - low]).max())
+            moved = float(differ(heard_now[-1], again_said[t - low])[~ended].max())
             if moved > max(p.allowed, 1e-8) * 10:
                 return [
                     _path(f"at step {t - low} the logits differ from those of the forward by {number(moved)}", _OTHER)
                 ]
         chosen = start[:, t]
         best = logits.amax(-1)
-        short = best - logits.gather(1, chosen[:, None])[:, 0]
-        if both and p.target_pad is not None and bool((chosen == p.target_pad).any()):
-            break
+        short = (best - logits.gather(1, chosen[:, None])[:, 0]).where(~ended, 0.0)
         if float(short.max()) > max(1e-6, p.allowed * 100) * max(1.0, float(best.abs().max())):
             row = int(short.argmax())
             return [

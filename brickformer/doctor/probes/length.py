@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from brickformer.doctor.exam import Exam, Probe, no_tokens
+from brickformer.doctor.outputs import main_of
 from brickformer.doctor.report import Finding
 
 
@@ -22,7 +25,15 @@ def _tried(e: Exam, n: int) -> bool:
         out = e.p(e.p.draw(2, n))
     except Exception:
         return False
-    return out.shape[0] == 2 and out.shape[1] == n
+    return out.shape[0] == 2 and out.shape[1] == n and _axes(e, n) == _axes(e, e.p.tokens)
+
+
+def _axes(e: Exam, n: int) -> int:
+    """How many axes the answer has before it is arranged."""
+    p = e.p
+    with torch.no_grad():
+        out = main_of(p.raw(p.draw(2, n), p.source(2), None, None, p.model), 2, n)
+    return 0 if out is None else out.ndim
 
 
 def _finding(measured: str) -> Finding:

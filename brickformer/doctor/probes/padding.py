@@ -28,7 +28,7 @@ def _masks(e: Exam) -> list[str]:
 
 def _why_not(e: Exam) -> str | None:
     p = e.p
-    if _masks(e) or p.ours or (p.mask_failed and p.kind != "decoder"):
+    if _masks(e) or p.ours or (p.subject.call is not None and _listens(e)) or (p.mask_failed and p.kind != "decoder"):
         return None
     if p.width or _source_pad(e) is None:
         return "it was never told which id is padding (Subject(pad=...)) and takes no mask of it"
@@ -40,10 +40,22 @@ def _why_not(e: Exam) -> str | None:
 def _run(e: Exam) -> list[Finding]:
     p = e.p
     masks = _masks(e)
+    if p.subject.call is not None and not p.ours and _listens(e):
+        return _by_content(e) or _longer(e)
     if p.ours or masks:
         found = _by_mask(e, masks)
         return found or _named(e, masks)
     return _by_id(e)
+
+
+def _listens(e: Exam) -> bool:
+    """Whether the user's own call does something with valid."""
+    ids, src = e.p.draw(2), e.p.source(2)
+    base = ids if src is None else src
+    valid = torch.ones(base.shape[:2], dtype=torch.bool)
+    valid[:, -2:] = False
+    a, b = _outs(e, ids, src, None), _outs(e, ids, src, valid)
+    return a.shape == b.shape and float(differ(a, b).max()) > e.p.allowed
 
 
 def _outs(e: Exam, ids: Tensor, src: Tensor | None, valid: Tensor | None) -> Tensor:

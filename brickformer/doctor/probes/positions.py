@@ -124,8 +124,8 @@ def _relative(e: Exam) -> list[Finding]:
             h.place,
             f"scores of equal tokens at equal distances differ by {number(off)}",
             "q·k after rotation depends on the distance alone",
-            "rotary: the two numbers of a pair are turned by two angles (neighbours and halves mixed), or q and k start "
-            "to count differently",
+            "rotary: the two numbers of a pair are turned by two angles (neighbours and halves mixed), or q and k "
+            "count differently",
             "angles [t0, t1, ..., t0, t1, ...] with halves, [t0, t0, t1, t1, ...] with neighbours",
             explains=frozenset({"cached"}),
         )
