@@ -35,6 +35,9 @@ def diagnose(what: nn.Module | Subject, **said: Any) -> Report:
         found: list[Finding] = []
         verdicts = []
         for probe in PROBES:
+            if probe.name == "overfit" and any(f.severity == "error" for f in found):
+                verdicts.append(Verdict(probe.name, "not owed", "something else is wrong already"))
+                continue
             verdict, findings = _tried(probe, exam)
             verdicts.append(verdict)
             found += findings

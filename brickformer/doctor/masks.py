@@ -77,30 +77,36 @@ def _choose(p: Patient, name: str) -> None:
 
 
 def hides(p: Patient, name: str) -> bool:
-    """Whether what a padding mask hides is not seen, and what it does not hide is."""
+    """Whether what a padding mask hides is not seen, and what it does not hide is.
+
+    A decoder hides two tokens after its first, so that no query is left without keys.
+    """
     both = p.kind == "encoder_decoder"
     ids, src = p.draw(2), p.source(2)
-    base = src if both and src is not None else ids
+    base = src if src is not None else ids
+    side = "src" if both else "tgt"
     n = base.shape[1]
     valid = torch.ones(2, n, dtype=torch.bool)
-    hidden = (0, 1) if p.kind == "decoder" else (n - 2, n - 1)
+    hidden = (1, 2) if p.kind == "decoder" else (n - 2, n - 1)
     valid[:, list(hidden)] = False
-    junk, real = base, base
-    for t in hidden:
-        junk = p.other(junk, t, "src" if both else "tgt")
-    real = p.other(base, 2, "src" if both else "tgt")
-    if both:
-        outs = [p(ids, src=x, src_valid=valid) for x in (base, junk, real)]
-        seen = slice(None)
+    pooled = p.shape == "pooled"
+    if pooled and p.pad is not None and not p.width:  # what it pools may be told by the ids as well
+        base = base.clone()
+        base[:, list(hidden)] = p.pad
+        outs = [p(base[:, :-2]), p(base, valid=valid), p(p.other(base[:, :-2], 0))]
     else:
-        outs = [p(x, valid=valid) for x in (base, junk, real)]
-        seen = slice(None) if p.shape == "pooled" else (slice(2, None) if p.kind == "decoder" else slice(0, n - 2))
+        junk = base
+        for t in hidden:
+            junk = p.other(junk, t, side)
+        trials = (base, junk, p.other(base, 0, side))
+        if both:
+            outs = [p(ids, src=x, src_valid=valid) for x in trials]
+        else:
+            outs = [p(x, valid=valid) for x in trials]
+    seen = slice(None) if both or pooled else (slice(3, None) if p.kind == "decoder" else slice(0, n - 2))
     if not bool(outs[0][:, seen].isfinite().all()):
         raise NotAsked(f"{name}: not finite")
-    away = differ(outs[0], outs[1])[:, seen].max() <= p.allowed
-    if both or p.shape == "pooled":
-        there = differ(outs[0], outs[2])[:, seen].max() > p.allowed
-    else:  # another token sees it
-        there = differ(outs[0], outs[2])[:, 3:] if p.kind == "decoder" else differ(outs[0], outs[2])[:, :2]
-        there = there.max() > p.allowed
-    return bool(away) and bool(there)
+    away = float(differ(outs[0], outs[1])[:, seen].max()) <= p.allowed
+    there = differ(outs[0], outs[2])[:, seen]
+    there = there if both or pooled or p.kind == "decoder" else there[:, 1:]  # another token sees it
+    return away and float(there.max()) > p.allowed

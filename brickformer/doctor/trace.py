@@ -157,6 +157,8 @@ class Trace(TorchFunctionMode):
             else:
                 factor = mark.factor  # a table of cosines, a mask
             self.put(out, Mark(mark.stage, factor, mark.heads))
+        elif len(marks) > 1 and mark.stage == marks[1][1].stage == "scores" and "add" in name:
+            self.put(out, Mark("scores", None, mark.heads))  # scores of several kinds, added up
         elif name in _VIEWS:
             if x is args[0] or name not in _LIKE:
                 self.put(out, mark)

@@ -51,6 +51,12 @@ SUSPICIOUS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("a plain tensor that is moved in forward", "seq2seq", "make", [('self.register_buffer("table", table)', "self.table = table"), ("self.table[: x.size(1)]", "self.table[: x.size(1)].to(x.device)")]),
     ("a head that is called elsewhere", "rotary", "make", [("return self.lm_head(self.norm(x)), kept", "return self.norm(x), kept")]),
     ("hidden vectors as a dict", "encoder", "make", [("        return x\n\n\nclass TextClassifier", '        return {"last_hidden_state": x}\n\n\nclass TextClassifier')]),
+    ("masks given by the caller, hidden vectors", "seq2seq", "make", [("def forward(self, src, trg):", "def forward(self, src, tgt, src_mask, tgt_mask):"), ("        src_mask, trg_mask = self.make_src_mask(src), self.make_trg_mask(trg)\n", ""), ("self.decoder(trg, memory, trg_mask, src_mask)", "self.decoder(tgt, memory, tgt_mask, src_mask)"), ("scores = scores.masked_fill(", "mask = mask.unsqueeze(1)\n        scores = scores.masked_fill("), ("return self.project(x)", "return x"), ("self.project = nn.Linear(dim, vocab)", "")]),
+    ("only log-probabilities of a pooled answer", "encoder", "make_classifier", [("return self.classify(h)", "return self.classify(h).log_softmax(-1)")]),
+    ("logits and loss in a dict", "decoder", "make", [("return logits, loss", 'return {"loss": loss, "logits": logits}'), ("return self.head(x[:, [-1]]), None", 'return {"logits": self.head(x), "loss": None}'), ("[0][:, -1]", '["logits"][:, -1]')]),
+    ("shared rotary table", "rotary", "make", [("self.norm = RMSNorm(dim)", "self.norm = RMSNorm(dim)\n        self.register_buffer('cosines', torch.arange(64)[:, None].float().cos(), persistent=False)")]),
+    ("a window", "decoder", "make", [("att = F.softmax", "att = att.masked_fill(~self.tril[:T, :T].triu(-3), float('-inf'))\n        att = F.softmax")]),
+    ("a model that prints and seeds", "rotary", "make", [("x = self.embed(tokens)", "torch.manual_seed(3)\n        print('step')\n        x = self.embed(tokens)")]),
     ("a stale mask name: True blocks", "encoder", "make", [("attention_mask=None", "mask=None"), ("x = layer(x, attention_mask)", "x = layer(x, None if mask is None else ~mask.bool())")]),
 ]  # fmt: skip
 SIZES: dict[str, Any] = {"vocab": 40, "dim": 32, "depth": 2, "heads": 4}

@@ -30,7 +30,9 @@ def _why_not(e: Exam) -> str | None:
 
 
 def _argument(e: Exam) -> str | None:
-    names = [n for n in e.p.signature.named("cache") if "use" not in n and "position" not in n]
+    names = [
+        n for n in e.p.signature.named("cache") if not any(w in n for w in ("use", "position", "hidden", "output"))
+    ]
     return names[0] if names and e.p.kind == "decoder" else None
 
 

@@ -240,7 +240,12 @@ def _first(e: Exam) -> list[Finding]:
         return [_start(value, uniform, "error", "something is not finite at the start")]
     if value > 1.8 * uniform + 1:
         return [
-            _start(value, uniform, "warning", "logits are far too large at the start (initial values of the table?)")
+            _start(
+                value,
+                uniform,
+                "warning" if p.subject.loss else "note",
+                "logits are far too large at the start (initial values of the table?)",
+            )
         ]
     return []
 

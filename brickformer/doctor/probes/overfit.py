@@ -54,9 +54,9 @@ def _run(e: Exam) -> list[Finding]:
             value = float(loss.detach())
             start = value if math.isnan(start) else start
             best = min(best, value)
-            if not math.isfinite(value) or best < 0.5 * start:
+            if not math.isfinite(value) or best < 0.85 * start:
                 break
-        if best < 0.5 * start:
+        if best < 0.85 * start:
             return []
     return [
         Finding(
@@ -64,7 +64,7 @@ def _run(e: Exam) -> list[Finding]:
             "warning",
             "",
             f"eight sequences, {STEPS} steps of AdamW: the loss went from {number(start)} to {number(best)}",
-            "less than half of where it started",
+            "well below where it started",
             "something keeps the gradient from the weights, or the targets cannot be told from the input",
             "look at the other findings first; then at the gradient norm of each layer",
             confidence="likely",

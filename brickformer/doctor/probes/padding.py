@@ -83,6 +83,10 @@ def _longer(e: Exam) -> list[Finding]:
     base = ids if src is None else src
     valid = torch.ones(base.shape[:2], dtype=torch.bool)
     valid[:, -2:] = False
+    pad = _source_pad(e)
+    if pad is not None and not p.width:
+        base = base.clone()
+        base[:, -2:] = pad
     try:
         if src is None:
             a, b = p(base[:, :-2]), p(base, valid=valid)
@@ -111,15 +115,17 @@ def _by_content(e: Exam, name: str = "valid") -> list[Finding]:
     base = src if src is not None else ids
     n = base.shape[1]
     valid = torch.ones(2, n, dtype=torch.bool)
-    hidden = (0, 1) if p.kind == "decoder" else (n - 2, n - 1)
+    hidden = (1, 2) if p.kind == "decoder" else (n - 2, n - 1)
     valid[:, list(hidden)] = False
+    if p.shape == "pooled" and p.pad is not None and not p.width:
+        return []
     junk = base
     for t in hidden:
         junk = p.other(junk, t, "src" if both else "tgt")
     a, b = (_outs(e, ids if both else x, x if both else None, valid) for x in (base, junk))
     moved = differ(a, b)
     if not both and p.shape != "pooled":
-        moved = moved[:, 2:] if p.kind == "decoder" else moved[:, : n - 2]
+        moved = moved[:, 3:] if p.kind == "decoder" else moved[:, : n - 2]
     if float(moved.max()) <= p.allowed:
         return []
     return [_finding(e, f"what {name} hides moved the output by {number(moved.max())} when it was replaced", "", name)]

@@ -6,6 +6,7 @@ Everything that `.to()`, `state_dict()`, `copy.deepcopy` and the optimizer shoul
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -196,8 +197,14 @@ def _dead(e: Exam) -> list[Finding]:
     ]
 
 
+_SIDE = re.compile(r"pooler|head|classif|contact|predict", re.IGNORECASE)
+
+
 def _elsewhere(name: str, called: set[str], hidden: bool, model: nn.Module) -> bool:
     """A head that is called outside of forward: at the top, never called, in a model that gives hidden vectors."""
+    module = name.rpartition(".")[0]
+    if _SIDE.search(module) and (module not in called or "pooler" in module):
+        return True  # a head for another task
     top = name.split(".")[0]
     if not hidden or any(c == top or c.startswith(top + ".") for c in called):
         return False

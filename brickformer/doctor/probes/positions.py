@@ -112,10 +112,11 @@ def _relative(e: Exam) -> list[Finding]:
     if scores is None or scores.shape[-2:] != (p.tokens, p.tokens):
         return []
     scores = scores.detach().double()
+    scores = scores - scores.diagonal(dim1=-2, dim2=-1)[..., None]  # softmax does not see what a row has in common
     here, next_one = scores[..., 1:-1, 1:-1].tril(), scores[..., 2:, 2:].tril()
     off = float((here - next_one).abs().nan_to_num().max())
     size = float(scores.tril().abs().nan_to_num().max())
-    if off <= max(p.allowed, 1e-9) * 100 * max(1.0, size):
+    if off <= 1e-4 * max(1.0, size):  # angles are often float32
         return []
     return [
         Finding(
@@ -175,6 +176,7 @@ def tables(model: nn.Module) -> list[tuple[str, Tensor]]:
             if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 2 or x.is_complex():
                 continue
             y = x.detach().double().squeeze()
+            y = y[y.abs().sum(-1) > 0] if y.ndim == 2 else y  # the row of padding
             if y.ndim != 2 or y.shape[0] < 4 or y.shape[1] < 4 or y.shape[1] % 2 or float(y.abs().max()) > 1.0001:
                 continue
             found.append((f"{path}.{name}".lstrip("."), y))
