@@ -507,7 +507,7 @@ PLANTED = [
         "rotary",
         (
             "nn.ModuleList(Layer(dim, heads, groups) for _ in range(depth))",
-            "[Layer(dim, heads, groups).double() for _ in range(depth)]",
+            "[Layer(dim, heads, groups) for _ in range(depth)]",
         ),
         cases="R074",
     ),

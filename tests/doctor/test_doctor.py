@@ -103,6 +103,18 @@ def test_exit_codes(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {p["outcome"] for p in data["probes"]} <= {"healthy", "found", "not owed", "untested"}
 
 
+def test_the_session_in_the_documents_is_real(
+    files: Path, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    (files / "sick.py").rename(files / "my_gpt.py")
+    monkeypatch.chdir(files)
+    main(["doctor", "my_gpt.py:make"])
+    assert f"$ brick doctor my_gpt.py:make\n{capsys.readouterr().out}```" in (root / "docs/doctor.md").read_text(
+        "utf-8"
+    )
+
+
 @pytest.mark.parametrize(
     ("what", "message"),
     [

@@ -136,14 +136,13 @@ def _mask_value(e: Exam) -> list[Finding]:
         soft = [f for f in h.fills if f > -50 and h.softmaxes]
         if soft and not h.fused:
             value = max(soft)
-            added = "0 and 1 are added to the scores" if value == 0.0 else f"masked scores become {value:g}"
             return [
                 Finding(
                     "mask value",
                     "error",
                     h.place,
-                    f"{added}; after softmax a masked key keeps exp({value:g}) = {number(math.exp(min(value, 80)))} "
-                    "against exp(score)",
+                    f"masked scores become {value:g} (or it is added to them); after softmax a masked key keeps "
+                    f"exp({value:g}) = {number(math.exp(min(value, 80)))} against exp(score)",
                     "-inf, or at least -1e4: a weight of 0",
                     "the value written into masked scores is not very negative",
                     "scores.masked_fill(blocked, float('-inf')) before the softmax",

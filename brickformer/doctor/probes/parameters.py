@@ -88,7 +88,7 @@ def _list(place: str, count: int) -> Finding:
         "a Python list hides modules from the optimizer, from .to() and from saving",
         "nn.ModuleList([...]) or nn.ModuleDict({...})",
         "sum(p.numel() for p in model.parameters())",
-        explains=frozenset({"overfit", "dead parameters", "copies"}),
+        explains=frozenset({"overfit", "dead parameters", "copies", "eval", "precision"}),
     )
 
 
