@@ -41,6 +41,8 @@ def admit(subject: Subject) -> Patient:
     p = Patient(subject, model, fresh, Signature())
     if isinstance(subject.model, DecoderModel | EncoderModel | EncoderDecoderModel):
         _ours(p, subject.model)
+    elif subject.call is None and type(model).forward is nn.Module.forward:
+        _without_forward(p)
     elif subject.call is None:
         p.signature = read_signature(model.forward)
     shake(model)
@@ -86,6 +88,25 @@ def _ours(p: Patient, model: DecoderModel | EncoderModel | EncoderDecoderModel) 
             "call": s.call or call,
         }
     )
+
+
+def _without_forward(p: Patient) -> None:
+    """encode() and decode() in place of a forward. Errors: CannotCall when they are not there, or want more."""
+    model, name = p.subject.model, type(p.subject.model).__name__
+    say = "Give it: Subject(model, kind=..., call=lambda model, ids, valid: ...)"
+    encode, decode = getattr(model, "encode", None), getattr(model, "decode", None)
+    if not callable(encode) or not callable(decode):
+        raise CannotCall(f"{name} has no forward, and not both encode and decode. {say}")
+    names = read_signature(decode).required
+    memory = [n for n in names if re.search("mem|enc|ctx|context", n.lower())]
+    if len(names) != 2 or len(memory) != 1 or len(read_signature(encode).required) != 1:
+        raise CannotCall(f"{name} has no forward, and it is not clear how encode and decode are called. {say}")
+    (target,) = set(names) - set(memory)
+
+    def call(m: Any, src: Tensor, tgt: Tensor, valid: Tensor | None) -> Any:
+        return m.decode(**{target: tgt, memory[0]: m.encode(src)})
+
+    p.subject = Subject(**{**vars(p.subject), "kind": "encoder_decoder", "call": call})
 
 
 def _first_guess(p: Patient) -> None:

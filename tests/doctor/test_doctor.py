@@ -131,6 +131,27 @@ def test_bad_input(files: Path, what: str, message: str, capsys: pytest.CaptureF
     assert message in said and len(said.strip().splitlines()) <= 2
 
 
+def test_encode_and_decode_in_place_of_a_forward() -> None:
+    changes = (
+        ("    def forward(self, src, trg):\n", "    def encode(self, src):\n"),
+        ("        src_mask, trg_mask = self.make_src_mask(src), self.make_trg_mask(trg)\n", ""),
+        ("memory = self.encoder(src, src_mask)", "return self.encoder(src, self.make_src_mask(src))\n"),
+        (
+            "return self.decoder(trg, memory, trg_mask, src_mask)",
+            "\n    def decode(self, trg, memory):\n"
+            "        return self.decoder(trg, memory, self.make_trg_mask(trg), torch.ones(1, 1, 1, 1).bool())",
+        ),
+    )
+    report = diagnose(module_of("seq2seq", *changes).make())
+    assert "encoder-decoder" in report.facts
+    assert report.probes == ("padding",), str(report)  # of the source, in cross-attention
+
+
+def test_neither_forward_nor_decode() -> None:
+    with pytest.raises(BrickError, match="Sequence has no forward"):
+        diagnose(type("Sequence", (nn.Module,), {})())
+
+
 def test_a_subject_says_how_it_is_called() -> None:
     model = module_of("encoder").make()
     report = diagnose(Subject(model, kind="encoder", vocab=41, call=lambda m, ids, valid: m(ids, valid)))
