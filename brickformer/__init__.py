@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from brickformer.doctor import diagnose
     from brickformer.embed import Embed, Head
     from brickformer.errors import BrickError, DataError, RunError, SpecError, StateError
     from brickformer.feedforward import GLU, MLP
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from brickformer.train import AdamW, Muon, Training
 
 _WHERE = {
+    "doctor": "diagnose",
     "embed": "Embed Head",
     "errors": "BrickError DataError RunError SpecError StateError",
     "feedforward": "GLU MLP",
@@ -105,6 +107,7 @@ __all__ = [
     "Training",
     "bert",
     "check",
+    "diagnose",
     "gpt2",
     "llama",
     "pattern",

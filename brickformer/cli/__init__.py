@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from brickformer.cli.check import add as add_check
+from brickformer.cli.doctor import add as add_doctor
 from brickformer.cli.explain import add as add_explain
 from brickformer.cli.generate import add as add_generate
 from brickformer.cli.list import add as add_list
@@ -39,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     )
     out.add_argument("--version", action="version", version=f"brickformer {version()}")
     verbs = out.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for add in (add_train, add_generate, add_score, add_check, add_explain, add_show, add_list):
+    for add in (add_train, add_generate, add_score, add_check, add_explain, add_doctor, add_show, add_list):
         add(verbs, shared)
     return out
 

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TypeVar, get_type_hints
 
 from brickformer.cli.settings import Setting, changed
@@ -27,29 +28,35 @@ import_bricks()  # a name on the command line or in a file may be that of any br
 def use(files: Iterable[str]) -> None:
     """Import somebody's own bricks: every @spec in the files joins the union. Errors: SpecError with file and line."""
     for name in files:
-        path = Path(os.path.expanduser(name))
-        if not path.is_file():
-            raise SpecError(f"--use {name}: no such file. Name a Python file with bricks of your own.")
-        module_name = path.stem
-        spec = importlib.util.spec_from_file_location(module_name, path)
-        if spec is None or spec.loader is None:
-            raise SpecError(f"--use {name}: not a Python file. Its name has to end in .py.")
-        module = importlib.util.module_from_spec(spec)
-        folder = str(path.resolve().parent)
-        if folder not in sys.path:
-            sys.path.append(folder)  # so that the file can import its neighbours
-        before = sys.modules.get(module_name)
-        sys.modules[module_name] = module  # before it runs: dataclasses look their own module up
-        try:
-            spec.loader.exec_module(module)
-        except Exception as e:
-            if before is None:
-                del sys.modules[module_name]
-            else:
-                sys.modules[module_name] = before
-            if isinstance(e, SpecError):
-                raise
-            raise SpecError(f"--use {name}, {_line(e, path)}: {type(e).__name__}: {e}") from e
+        loaded(name, "--use", "Name a Python file with bricks of your own.")
+
+
+def loaded(name: str, who: str, hint: str = "Name a Python file.") -> ModuleType:
+    """A Python file as a module. who: begins every message. Errors: SpecError with file and line."""
+    path = Path(os.path.expanduser(name))
+    if not path.is_file():
+        raise SpecError(f"{who} {name}: no such file. {hint}")
+    module_name = path.stem
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise SpecError(f"{who} {name}: not a Python file. Its name has to end in .py.")
+    module = importlib.util.module_from_spec(spec)
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # so that the file can import its neighbours
+    before = sys.modules.get(module_name)
+    sys.modules[module_name] = module  # before it runs: dataclasses look their own module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as e:
+        if before is None:
+            del sys.modules[module_name]
+        else:
+            sys.modules[module_name] = before
+        if isinstance(e, SpecError):
+            raise
+        raise SpecError(f"{who} {name}, {_line(e, path)}: {type(e).__name__}: {e}") from e
+    return module
 
 
 def _line(error: Exception, path: Path) -> str:

@@ -1,0 +1,106 @@
+"""`brick doctor`: find silent bugs in anyone's Transformer."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from brickformer.doctor import Report, Subject
+
+ABOUT = """Measure what a Transformer must satisfy, whoever wrote it: no future is seen, padding
+and other rows change nothing, scores are scaled, softmax runs over the keys, heads
+stay beside their token, decoding says what reading says, targets are shifted once,
+every parameter is alive, eight examples can be learnt by heart, and more.
+
+make() in FILE.py returns a model, or a Subject that says more about it (its
+padding, its loss, how it is called). The model is copied and left as it is.
+Exit code 0: healthy, 1: something is wrong, 2: it could not be asked."""
+EXAMPLES = """examples:
+  brick doctor my_model.py:make
+  brick doctor my_model.py:make --kind decoder --pad 0
+  brick doctor my_model.py:make --json"""
+
+
+def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser) -> None:
+    """Say what the verb takes."""
+    p = verbs.add_parser(
+        "doctor",
+        parents=[shared],
+        help="find silent bugs in anyone's Transformer",
+        description=ABOUT,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("what", metavar="FILE.py:make", help="a file and a function without arguments in it")
+    p.add_argument("--kind", choices=("decoder", "encoder", "encoder_decoder"), help="what the model is meant to be")
+    p.add_argument("--pad", type=int, help="the id of padding")
+    p.add_argument("--vocab", type=int, help="how many ids it knows")
+    p.add_argument("--json", action="store_true", help="the report as JSON")
+    p.set_defaults(verb=doctor)
+
+
+def doctor(args: argparse.Namespace) -> int:
+    """Print the report; 1 when something is wrong."""
+    import json
+
+    from brickformer.doctor import diagnose
+
+    subject = made(args.what)
+    for name in ("kind", "pad", "vocab"):
+        if getattr(args, name) is not None:
+            setattr(subject, name, getattr(args, name))
+    report = diagnose(subject)
+    if args.json:
+        print(json.dumps(report.to_dict(), indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(text(report)))
+    return 0 if report.ok else 1
+
+
+def made(what: str) -> Subject:
+    """What FILE.py:make returns, as a Subject. Errors: SpecError: no such file or function, or it raises."""
+    from torch import nn
+
+    from brickformer.cli.find import loaded
+    from brickformer.doctor import Subject
+    from brickformer.errors import SpecError, nearest
+
+    name, colon, function = what.rpartition(":")
+    if not colon or not name.endswith(".py"):
+        raise SpecError(f"brick doctor {what}: expected FILE.py:FUNCTION, as in model.py:make")
+    module = loaded(name, "brick doctor")
+    make: Callable[[], Any] | None = getattr(module, function, None)
+    if make is None:
+        names = [n for n, x in vars(module).items() if callable(x) and not n.startswith("_")]
+        raise SpecError(f"brick doctor {what}: no {function!r} in it; {nearest(function, names)}")
+    try:
+        value = make() if not isinstance(make, nn.Module) else make
+    except Exception as e:
+        raise SpecError(f"brick doctor {what}: {function}() raised {type(e).__name__}: {e}") from e
+    if isinstance(value, nn.Module):
+        return Subject(value)
+    if not isinstance(value, Subject):
+        raise SpecError(
+            f"brick doctor {what}: {function}() returned {type(value).__name__}; expected a model (nn.Module) or a "
+            f"brickformer.doctor.Subject."
+        )
+    return value
+
+
+def text(report: Report) -> list[str]:
+    """The report for a terminal, wrapped."""
+    from brickformer.cli.text import labelled
+
+    lines = [f"{report.name}: {', '.join(report.facts)}"]
+    for f in report.findings:
+        lines += ["", f"{f.severity.upper()}  {f.probe}" + (f"  at {f.where}" if f.where else "")]
+        cause = f.cause if f.confidence == "certain" else f"{f.cause} ({f.confidence})"
+        rows = [("measured", f.measured), ("expected", f.expected), ("cause", cause), ("fix", f.fix)]
+        rows += [("also", also) for also in f.also]
+        lines += [labelled(f"  {name}", said, 12) for name, said in rows]
+        lines += [f"  {'confirm' if i == 0 else '':<10}{line}" for i, line in enumerate(f.confirm.splitlines())]
+    lines += ["", report.summary()]
+    untested = [v for v in report.verdicts if v.outcome == "untested"]
+    return lines + [labelled("not tested", f"{v.probe}: {v.detail}", 12) for v in untested]

@@ -1,0 +1,138 @@
+"""What the probes share: the patient, one trace of it, and where in the model a difference begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from brickformer.doctor.outputs import differ, parts
+from brickformer.doctor.patient import Patient
+from brickformer.doctor.report import Finding
+from brickformer.doctor.trace import Trace, traced
+
+Where = Callable[[Tensor, Tensor], bool]
+
+
+@dataclass
+class Exam:
+    """One examination."""
+
+    p: Patient
+
+    @cached_property
+    def ids(self) -> Tensor:
+        """Two rows of input."""
+        return self.p.draw(2)
+
+    @cached_property
+    def out(self) -> Tensor:
+        """What the patient says to them."""
+        return self.p(self.ids)
+
+    @cached_property
+    def trace(self) -> Trace:
+        """A run with every attention watched."""
+        return self.traced(self.p.model)
+
+    @cached_property
+    def fresh_trace(self) -> Trace:
+        """The same with the weights as they came."""
+        return self.traced(self.p.fresh)
+
+    def traced(self, model: nn.Module, ids: Tensor | None = None, grad: bool = False) -> Trace:
+        """A run of one row with every attention watched. Errors: whatever the model raises."""
+        with traced(model) as trace:
+            self.p(self.ids[:1] if ids is None else ids, model=model, grad=grad)
+        return trace
+
+    def begins(self, one: Callable[[], Any], two: Callable[[], Any], wrong: Callable[[Tensor, Tensor], bool]) -> str:
+        """The first module whose output is wrong although its inputs are not: (path). '' where none is."""
+        a, b = self._record(one), self._record(two)
+        for (path, ins_a, outs_a), (path_b, ins_b, outs_b) in zip(a, b, strict=False):
+            if path != path_b:
+                return ""
+            bad_out = any(x.shape == y.shape and _safe(wrong, x, y) for x, y in zip(outs_a, outs_b, strict=False))
+            bad_in = any(x.shape == y.shape and _safe(wrong, x, y) for x, y in zip(ins_a, ins_b, strict=False))
+            if bad_out and not bad_in:
+                return path or type(self.p.subject.model).__name__
+            if bad_out and bad_in and path:
+                return _parent(path) or type(self.p.subject.model).__name__
+        return ""
+
+    def _record(self, run: Callable[[], Any]) -> list[tuple[str, list[Tensor], list[Tensor]]]:
+        seen: list[tuple[str, list[Tensor], list[Tensor]]] = []
+        handles = []
+        for path, module in self.p.model.named_modules():
+
+            def keep(m: nn.Module, args: Any, kwargs: Any, out: Any, path: str = path) -> None:
+                ins = [x.detach().clone() for _, x in parts([*args, *kwargs.values()]) if x.is_floating_point()]
+                outs = [x.detach().clone() for _, x in parts(out) if x.is_floating_point()]
+                seen.append((path, ins, outs))
+
+            handles.append(module.register_forward_hook(keep, with_kwargs=True))
+        try:
+            run()
+        finally:
+            for handle in handles:
+                handle.remove()
+        return seen
+
+    def tokenwise(self, wrong: Callable[[Tensor], bool]) -> Where:
+        """A test of (B, T, ...) tensors by the (B, T) of what moved; others are never wrong."""
+        tokens, allowed, flip = self.p.tokens, self.p.allowed, self.p.seq_first
+
+        def test(x: Tensor, y: Tensor) -> bool:
+            if x.ndim != 3:
+                return False
+            if flip:
+                x, y = x.transpose(0, 1), y.transpose(0, 1)
+            if x.shape[1] != tokens:
+                return False
+            return wrong(differ(x, y) > allowed)
+
+        return test
+
+
+def _safe(wrong: Callable[[Tensor, Tensor], bool], x: Tensor, y: Tensor) -> bool:
+    return x.numel() > 0 and wrong(x, y)
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """name: a word. says: what a healthy model does. why_not: the reason where a model does not owe it."""
+
+    name: str
+    says: str
+    run: Callable[[Exam], list[Finding]]
+    why_not: Callable[[Exam], str | None] = lambda e: None
+
+
+def number(x: float | Tensor) -> str:
+    """``0.49``."""
+    return f"{float(x):.3g}"
+
+
+def no_tokens(e: Exam) -> str | None:
+    """One answer a row: nothing to compare token by token."""
+    return "one answer a row" if e.p.shape == "pooled" else None
+
+
+def causal_only(e: Exam) -> str | None:
+    """Only models that must not see the future."""
+    if e.p.kind == "encoder":
+        return "an encoder sees both ways"
+    return no_tokens(e)
+
+
+def grads(value: Tensor, of: list[Tensor]) -> list[Tensor | None]:
+    """Gradients, None where there is none."""
+    return list(torch.autograd.grad(value, of, allow_unused=True))

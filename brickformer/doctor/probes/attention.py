@@ -1,0 +1,315 @@
+"""Attention that is written out: its scale, the axis of its softmax, its heads, its mask value.
+
+    weights = softmax(q·kᵀ / √K + mask) over the keys
+
+The trace gives q, k, scores, weights and context. A scale folded into q, into k, into both or into the initial values
+is as good (T5), and a norm of q and k makes any scale legitimate.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from brickformer.doctor.exam import Exam, Probe, grads, number
+from brickformer.doctor.report import Finding
+from brickformer.doctor.trace import Heads, traced
+
+
+def seen(e: Exam) -> str | None:
+    """Only attention that is written out, or torch's kernel, can be watched."""
+    if e.trace.heads:
+        return None
+    return "no attention that is written out was seen"
+
+
+def _scale(e: Exam) -> list[Finding]:
+    found: list[Finding] = []
+    for h, fresh in zip(e.trace.heads, e.fresh_trace.heads, strict=False):
+        if h.factor is None or h.width < 2:
+            continue
+        right = h.width**-0.5
+        ratio = abs(h.factor) / right
+        if 0.66 < ratio < 1.5 or _folded(fresh, right, ratio):
+            continue
+        if math.isclose(h.factor, 1.0 / h.width, rel_tol=1e-6) and not h.fused:
+            continue  # 1/K: maximal update parametrisation
+        found.append(_scale_finding(e, h, right))
+        break
+    return found or _by_length(e)
+
+
+def _by_length(e: Exam) -> list[Finding]:
+    """The constant does not change with the length."""
+    n = e.p.tokens
+    if n < 5:
+        return []
+    try:
+        short = e.traced(e.p.model, e.ids[:1, : n - 2]).heads
+    except Exception:
+        return []  # of one length only
+    for h, s in zip(e.trace.heads, short, strict=False):
+        if h.factor and s.factor and math.isclose(s.factor / h.factor, math.sqrt(n / (n - 2)), rel_tol=1e-6):
+            return [_scale_finding(e, h, h.width**-0.5)]
+    return []
+
+
+def _folded(h: Heads, right: float, ratio: float) -> bool:
+    """Whether the initial values of q are smaller than those of k by what is missing."""
+    q, k = float(h.q.detach().std()), float(h.k.detach().std())
+    return k > 0 and ratio > 1.5 and 0.6 < (q / k) * ratio < 1.6 and q / k < 0.75
+
+
+def _scale_finding(e: Exam, h: Heads, right: float) -> Finding:
+    assert h.factor is not None
+    tokens, dim = e.p.tokens, _dim(e, h)
+    f = abs(h.factor)
+    if math.isclose(f, 1.0):
+        cause = "the scores are not divided by anything"
+    elif math.isclose(f, tokens**-0.5, rel_tol=1e-6) and tokens != dim:
+        cause = f"divided by the root of the length ({tokens} tokens here), not of the width of a head"
+    elif dim and math.isclose(f, dim**-0.5, rel_tol=1e-6):
+        cause = f"divided by √{dim}, the width of the model, not by √{h.width}, the width of a head"
+    elif math.isclose(f, math.sqrt(h.width), rel_tol=1e-6):
+        cause = "multiplied by √K instead of divided"
+    elif math.isclose(f, 1.0 / h.width, rel_tol=1e-6):
+        cause = "scaled twice: q by hand, and once more inside scaled_dot_product_attention"
+    else:
+        cause = f"the constant is {f:.4g} = 1/√{f**-2:.4g}"
+    return Finding(
+        "scale",
+        "error",
+        h.place,
+        f"scores are {f:.4g} · q·k for heads of width {h.width}",
+        f"{right:.4g} = 1/√{h.width}",
+        cause,
+        "divide the scores by math.sqrt(q.shape[-1]), once",
+        "q, k of unit variance: (q @ k.mT * scale).std()  # about 1",
+        "likely",
+    )
+
+
+def _dim(e: Exam, h: Heads) -> int:
+    module = e.p.model.get_submodule(h.place) if h.place else e.p.model
+    while True:
+        for _, weight in module.named_parameters():
+            if weight.ndim == 2:
+                return int(weight.shape[1])
+        return 0
+
+
+def _softmax(e: Exam) -> list[Finding]:
+    for h in e.trace.heads:
+        if h.over is not None and h.over > 1 + 1e-4:
+            return [
+                Finding(
+                    "softmax axis",
+                    "error",
+                    h.place,
+                    f"the weights that are contracted with v sum to {number(h.over)} for some query",
+                    "1 (or less, where some are dropped)",
+                    "the softmax runs over another axis than the keys (queries, heads or the batch)",
+                    "softmax over the last axis of (.., queries, keys): scores.softmax(dim=-1)",
+                    "weights.sum(-1)  # must be 1 for every query",
+                    explains=frozenset({"causality", "padding", "batch", "scale", "overfit", "cached"}),
+                )
+            ]
+        if h.softmaxes > 1:
+            return [
+                Finding(
+                    "softmax axis",
+                    "error",
+                    h.place,
+                    f"{h.softmaxes} softmaxes one after the other",
+                    "one",
+                    "the weights go through softmax again, which flattens them",
+                    "remove one of them",
+                )
+            ]
+    return []
+
+
+def _mask_value(e: Exam) -> list[Finding]:
+    for h in e.trace.heads:
+        soft = [f for f in h.fills if f > -50 and h.softmaxes]
+        if soft and not h.fused:
+            value = max(soft)
+            return [
+                Finding(
+                    "mask value",
+                    "error",
+                    h.place,
+                    f"masked scores become {value:g} (or it is added to them); after softmax a masked key keeps "
+                    f"exp({value:g}) = {number(math.exp(min(value, 80)))} against exp(score)",
+                    "-inf, or at least -1e4: a weight of 0",
+                    "the value written into masked scores is not very negative",
+                    "scores.masked_fill(blocked, float('-inf')) before the softmax",
+                    explains=frozenset({"causality", "padding", "memory", "cached"}),
+                )
+            ]
+        weak = [f for f in h.fills if -2e5 < f <= -50]
+        if weak:
+            return [
+                Finding(
+                    "mask value",
+                    "note",
+                    h.place,
+                    f"masked scores become {max(weak):g}",
+                    "-inf, or the smallest number of the type",
+                    "holds as long as no score is that negative: a trained model may reach it",
+                    "use float('-inf'), or torch.finfo(scores.dtype).min",
+                )
+            ]
+    return []
+
+
+def _heads(e: Exam) -> list[Finding]:
+    p = e.p
+    ids = e.ids[:1]
+    for t in (1, p.tokens - 2):
+        for one, two in zip(*(e.traced(p.model, x).heads for x in (ids, p.other(ids, t))), strict=False):
+            if p.tokens not in one.q.shape[:-1] or p.tokens not in one.k.shape[:-1]:
+                continue  # of the source
+            for name, a, b in (("q", one.q, two.q), ("k", one.k, two.k)):
+                bad = _spread(a, b, p.tokens, p.allowed)
+                if bad is not None:
+                    return [_split(one.place, name, t, bad)]
+            break
+    return _merged(e) or _silent_heads(e)
+
+
+def _spread(a: Tensor, b: Tensor, tokens: int, allowed: float) -> list[int] | None:
+    """The tokens of a projection that moved, where it is not one alone; None where all is well or not to be told.
+
+    A wrong split moves as many (head, token) pairs as a right one; more of them are another matter.
+    """
+    if a.shape != b.shape or a.ndim < 3:
+        return None
+    moved = ((a - b).abs() > allowed).any(-1)
+    axes = [i for i in range(moved.ndim) if moved.shape[i] == tokens]
+    if len(axes) != 1 or int(moved.sum()) > moved.numel() // tokens:
+        return None
+    at = moved.transpose(0, axes[0]).reshape(tokens, -1).any(1)
+    places = at.nonzero().flatten().tolist()
+    return places if len(places) > 1 else None
+
+
+def _split(place: str, name: str, t: int, at: list[int]) -> Finding:
+    return Finding(
+        "heads",
+        "error",
+        place,
+        f"changing token {t} moved {name} at tokens {at}",
+        f"at token {t} alone",
+        "the heads are split by view alone, which deals out tokens as if they were heads",
+        "x.view(B, T, H, K).transpose(1, 2), not x.view(B, H, T, K)",
+        "permute the tokens, without positions: the output must be permuted alike",
+        explains=frozenset({"causality", "padding", "positions", "batch", "cached", "scale", "length", "overfit"}),
+    )
+
+
+def _merged(e: Exam) -> list[Finding]:
+    """The context of token t reaches the attention's output at t alone."""
+    p = e.p
+    outs: dict[str, Tensor] = {}
+    handles = []
+    for path, module in p.model.named_modules():
+
+        def keep(m: object, a: object, out: object, path: str = path) -> None:
+            out = out[0] if isinstance(out, tuple) else out
+            if isinstance(out, Tensor) and out.ndim == 3 and out.requires_grad:
+                outs.setdefault(path, out)
+
+        handles.append(module.register_forward_hook(keep))
+    try:
+        with torch.enable_grad(), traced(p.model) as trace:
+            final = p(e.ids[:1], grad=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not trace.heads:
+        return []
+    last = trace.heads[-1]
+    for h in trace.heads if p.kind != "encoder_decoder" else [last]:
+        out = _own_output(p.model, h.place, outs)
+        if out is None and h is last and p.shape != "pooled" and final.shape[1] == p.tokens:
+            out = final
+        if out is None or h.context is None or out.shape[1] != p.tokens or not h.context.requires_grad:
+            continue
+        context = h.context
+        axes = [i for i in range(context.ndim - 1) if context.shape[i] == p.tokens]
+        if len(axes) != 1:
+            continue
+        t = 2
+        (g,) = grads(out[:, t].double().pow(2).sum() + out[:, t].sum(), [context])
+        if g is None:
+            continue
+        others = tuple(i for i in range(g.ndim) if i != axes[0])
+        at = (g.abs().amax(others) > 1e-12).nonzero().flatten().tolist()
+        if at and at != [t]:
+            return [
+                Finding(
+                    "heads",
+                    "error",
+                    h.place,
+                    f"the attention's output at token {t} is made of what tokens {at} gathered",
+                    f"of token {t} alone",
+                    "the heads are merged without moving them back beside their token",
+                    "context.transpose(1, 2).reshape(B, T, H * K), not context.reshape(B, T, H * K)",
+                    explains=frozenset({"causality", "padding", "positions", "batch", "cached", "overfit"}),
+                )
+            ]
+    return []
+
+
+def _own_output(model: torch.nn.Module, place: str, outs: dict[str, Tensor]) -> Tensor | None:
+    """The output of the module that holds an attention, or of the next one around it, within one layer."""
+    path = place
+    for _ in range(2):
+        if not path:
+            return None
+        module = model.get_submodule(path)
+        if path in outs and not isinstance(module, torch.nn.Softmax | torch.nn.Dropout):
+            return outs[path]
+        path = path.rpartition(".")[0]
+    return None
+
+
+def _silent_heads(e: Exam) -> list[Finding]:
+    """Every head's context moves the output."""
+    p = e.p
+    with torch.enable_grad(), traced(p.model) as trace:
+        final = p(e.ids[:1], grad=True)
+    contexts = [h for h in trace.heads if h.context is not None and h.context.requires_grad and h.context.ndim == 4]
+    if not contexts:
+        return []
+    weight = torch.randn(final.shape, generator=torch.Generator().manual_seed(3)).to(final)
+    for h, g in zip(contexts, grads((final * weight).sum(), [h.context for h in contexts]), strict=True):  # type: ignore[misc]
+        if g is None or h.context is None:
+            continue
+        axis = next((i for i in (1, 2) if h.context.shape[i] != p.tokens), None)
+        if axis is None or h.context.shape[axis] < 2 or h.context.shape[3 - axis] != p.tokens:
+            continue
+        size = g.abs().amax(tuple(i for i in range(4) if i != axis))
+        if bool((size == 0).any()) and bool((size > 0).any()):
+            dead = (size == 0).nonzero().flatten().tolist()
+            return [
+                Finding(
+                    "heads",
+                    "error",
+                    h.place,
+                    f"heads {dead} of {len(size)} have no influence on the output",
+                    "every head has some",
+                    "not all heads are written back after attention",
+                    "merge all heads: context.transpose(1, 2).reshape(B, T, H * K)",
+                )
+            ]
+    return []
+
+
+SCALE = Probe("scale", "scores are divided by √K", _scale, seen)
+SOFTMAX = Probe("softmax axis", "weights sum to 1 over the keys", _softmax, seen)
+MASK_VALUE = Probe("mask value", "masked scores are very negative", _mask_value, seen)
+HEADS = Probe("heads", "heads are split and merged beside their token", _heads, seen)
