@@ -69,7 +69,7 @@ PLANTED = [
         "decoder",
         ("torch.tril(torch.ones(max_len, max_len))", "torch.tril(torch.ones(max_len, max_len), 1)"),
     ),
-    planted("no target mask in the translator", "causality", "seq2seq", ("pad & causal", "pad"), cases="R010 R138"),
+    planted("no target mask in the translator", "causality", "seq2seq", ("pad & causal", "pad"), cases="R010"),
     planted(
         "no mask given to torch's layers",
         "causality",
@@ -132,9 +132,7 @@ PLANTED = [
     planted("mask of -1", "mask value", "rotary", ('float("-inf")', "-1.0")),
     planted("scores are multiplied by the mask", "causality", "decoder", (FILL, "att * self.tril[:T, :T]")),
     # ---- padding
-    planted(
-        "the mask of padding is dropped", "padding", "encoder", ("if mask is not None:", "if False:"), cases="R062"
-    ),
+    planted("the mask of padding is dropped", "padding", "encoder", ("if mask is not None:", "if False:"), cases=""),
     planted(
         "its polarity is flipped",
         "padding",
@@ -165,7 +163,7 @@ PLANTED = [
             "return self.decoder(trg, memory, trg_mask, src_mask)",
             "return self.decoder(trg, memory, trg_mask, torch.ones_like(src_mask))",
         ),
-        cases="R060",
+        cases="R062",
     ),
     planted(
         "source padding is seen in the encoder",
@@ -439,7 +437,7 @@ PLANTED = [
         "cached",
         "decoder",
         ("self(idx[:, -self.max_len :])", "self(idx[:, -1:])"),
-        cases="R102",
+        cases="",
     ),
     # ---- loss
     planted(
@@ -497,7 +495,7 @@ PLANTED = [
         "rotary",
         ("vocab=41", "vocab=42"),
         says={**PADDED, "eos": 0},
-        cases="R156 R094",
+        cases="R156",
     ),
     planted("a table that is too large", "first loss", "decoder", ("std=0.02", "std=1.0"), says=LM, cases=""),
     # ---- weights

@@ -7,8 +7,6 @@ from doctor.planted import PLANTED, Planted
 
 from brickformer.doctor import PROBES, diagnose
 
-KNOWN_HERE = {"registration", "tying"}
-
 
 @pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found(bug: Planted) -> None:
