@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from brickformer.errors import SpecError
-from brickformer.kernels import as_map, flex, matmul, one_key_head_a_head, quicker, sdpa, with_sink
+from brickformer.kernels import as_map, flex, local_blocks, matmul, one_key_head_a_head, quicker, sdpa, with_sink
 from brickformer.mask import Block, Dense, Everything, IsCausal, Mask, Span, lower
 
 Backend = Literal["auto", "reference", "matmul", "sdpa", "flex"]
@@ -110,22 +110,28 @@ class Attend(nn.Module):
 
         bias: added to the scores. sinks: the score, a head, of a key that gives nothing.
         """
-        dropout = self.dropout if self.training else 0.0
         match self._choose(q.device):
             case "reference":
                 allowed = as_map(lower(self.mask, q_at, k_at, device=q.device), q, k)
                 return reference(
-                    q, k, v, allowed, bias=bias, scale=self.scale, softcap=self.softcap, sinks=sinks, dropout=dropout
+                    q,
+                    k,
+                    v,
+                    allowed,
+                    bias=bias,
+                    scale=self.scale,
+                    softcap=self.softcap,
+                    sinks=sinks,
+                    dropout=self._rate(),
                 )
             case "matmul" | "sdpa" | "quicker" as backend:
-                lowered = lower(self.mask, q_at, k_at, device=q.device)
-                if backend == "quicker":
-                    learning = q.requires_grad and torch.is_grad_enabled()
-                    backend = quicker(lowered, q.shape[2], k.shape[2], q.device, learning)
-                if sinks is not None:
-                    lowered, k, v, bias = with_sink(lowered, q, k, v, bias, sinks)
-                run = matmul if backend == "matmul" else sdpa
-                return run(q, k, v, lowered, bias, scale=self.scale, dropout=dropout)
+                blocks = local_blocks(self.mask, q_at, k_at) or [(slice(None), slice(None))]
+                outs = []
+                for rows, keys in blocks:
+                    here = None if bias is None else bias[:, :, rows, keys]
+                    at = _part(q_at, rows), _part(k_at, keys)
+                    outs.append(self._fused(q[:, :, rows], k[:, :, keys], v[:, :, keys], *at, here, sinks, backend))
+                return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
             case "flex":
                 assert sinks is None, "refused when built"
                 if q.device.type == "cpu" and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
@@ -137,6 +143,27 @@ class Attend(nn.Module):
                 return flex(q, k, v, lowered, bias, scale=self.scale, softcap=self.softcap)
             case other:
                 assert_never(other)
+
+    def _fused(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        q_at: Span,
+        k_at: Span,
+        bias: Tensor | None,
+        sinks: Tensor | None,
+        backend: Literal["matmul", "sdpa", "quicker"],
+    ) -> Tensor:
+        """One call of a kernel that is told a mask or nothing."""
+        lowered = lower(self.mask, q_at, k_at, device=q.device)
+        if backend == "quicker":
+            learning = q.requires_grad and torch.is_grad_enabled()
+            backend = quicker(lowered, q.shape[2], k.shape[2], q.device, learning)
+        if sinks is not None:
+            lowered, k, v, bias = with_sink(lowered, q, k, v, bias, sinks)
+        run = matmul if backend == "matmul" else sdpa
+        return run(q, k, v, lowered, bias, scale=self.scale, dropout=self._rate())
 
     def weights(
         self,
@@ -166,6 +193,9 @@ class Attend(nn.Module):
             why = f"soft cap {self.softcap:g}, which sdpa cannot do"
         elif backend == "matmul" and self.backend == "auto":
             why = "short: quicker than fused"
+        blocks = local_blocks(self.mask, q_at, k_at) if backend in ("sdpa", "matmul") else []
+        if blocks:
+            return f"{backend}, {len(blocks)} blocks of queries, each with the keys in its window of {self.mask.window}"
         match lowered:
             case Everything(last=None):
                 told = "no mask needed"
@@ -193,6 +223,9 @@ class Attend(nn.Module):
             return "quicker"
         return "flex" if device.type == "cuda" and self.dropout == 0.0 else "reference"
 
+    def _rate(self) -> float:
+        return self.dropout if self.training else 0.0
+
     def _why_dense(self, q: Span, k: Span) -> str:
         if k.doc is not None:
             return "documents are packed"
@@ -203,3 +236,8 @@ class Attend(nn.Module):
         if self.mask.window is not None:
             return f"a window of {self.mask.window} over {k.length} keys"
         return f"{q.length} queries start at slot {q.start}, after the first key"
+
+
+def _part(at: Span, part: slice) -> Span:
+    """A part of a plain run of positions; a whole span stays what it is."""
+    return at if part == slice(None) else Span(at.start + part.start, part.stop - part.start)

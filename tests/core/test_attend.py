@@ -282,6 +282,23 @@ def test_a_causal_triangle_in_blocks_is_the_whole(tokens: int, kind: str) -> Non
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("window", "tokens", "past"), [(40, 300, 0), (40, 257, 100), (130, 400, 7), (1, 300, 0)])
+@pytest.mark.parametrize("kind", ["none", "both"])
+def test_a_short_window_in_blocks_is_the_whole(causal: bool, window: int, tokens: int, past: int, kind: str) -> None:
+    """Also with keys from before, from a cache that starts anywhere."""
+    mask, q_at, k_at = Mask(causal, window), Span(past, tokens), Span(past // 2, past - past // 2 + tokens)
+    assert "blocks of queries" in Attend(mask).explain(q_at, k_at)
+    inputs = [x.requires_grad_() for x in _tensors(q_at, k_at, 2)]
+    bias, sinks, results = _bias(kind, q_at, k_at), torch.randn(H, dtype=torch.float64), []
+    for backend in ("reference", "sdpa", "matmul", "auto"):
+        out = Attend(mask, backend=backend)(*inputs, q_at, k_at, bias, sinks)  # type: ignore[arg-type]
+        results.append((out, *torch.autograd.grad((out.sin() * torch.arange(K)).sum(), inputs)))
+    for expected, *ways in zip(*results, strict=True):
+        for got in ways:
+            torch.testing.assert_close(got, expected, rtol=0, atol=1e-11)
+
+
 def test_what_a_kernel_cannot_do_is_refused() -> None:
     for backend in ("sdpa", "matmul"):
         with pytest.raises(SpecError, match=rf"'{backend}' cannot cap scores. Use 'auto', 'flex' or 'reference'"):

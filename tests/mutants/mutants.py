@@ -70,9 +70,7 @@ MUTANTS = [
         "kernels_agree",
         {"mixer": "gqa"},
     ),
-    Mutant(
-        "dropout in eval", "dropout = self.dropout if self.training else 0.0", "dropout = 0.3", "eval_is_deterministic"
-    ),
+    Mutant("dropout in eval", "return self.dropout if self.training else 0.0", "return 0.3", "eval_is_deterministic"),
     Mutant(
         "a capped score goes to a kernel that cannot cap",
         'if self.softcap is None:\n            return "quicker"',
@@ -82,8 +80,8 @@ MUTANTS = [
     ),
     Mutant(
         "the sink is forgotten",
-        "if sinks is not None:\n                    lowered, k, v, bias = with_sink",
-        "if False:\n                    lowered, k, v, bias = with_sink",
+        "if sinks is not None:\n            lowered, k, v, bias = with_sink",
+        "if False:\n            lowered, k, v, bias = with_sink",
         "kernels_agree",
         {"mixer": "sinks"},
     ),
