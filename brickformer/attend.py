@@ -125,13 +125,15 @@ class Attend(nn.Module):
                     dropout=self._rate(),
                 )
             case "matmul" | "sdpa" | "quicker" as backend:
-                blocks = local_blocks(self.mask, q_at, k_at) or [(slice(None), slice(None))]
+                blocks = local_blocks(self.mask, q_at, k_at)
+                if not blocks:
+                    return self._fused(q, k, v, q_at, k_at, bias, sinks, backend)
                 outs = []
                 for rows, keys in blocks:
                     here = None if bias is None else bias[:, :, rows, keys]
                     at = _part(q_at, rows), _part(k_at, keys)
                     outs.append(self._fused(q[:, :, rows], k[:, :, keys], v[:, :, keys], *at, here, sinks, backend))
-                return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
+                return torch.cat(outs, dim=2)
             case "flex":
                 assert sinks is None, "refused when built"
                 if q.device.type == "cpu" and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
@@ -239,5 +241,5 @@ class Attend(nn.Module):
 
 
 def _part(at: Span, part: slice) -> Span:
-    """A part of a plain run of positions; a whole span stays what it is."""
-    return at if part == slice(None) else Span(at.start + part.start, part.stop - part.start)
+    """A part of a plain run of positions."""
+    return Span(at.start + part.start, part.stop - part.start)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from brickformer.cli.show import add_spec
+
 if TYPE_CHECKING:
     from brickformer.models import ModelSpec
 
@@ -32,11 +34,7 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("what", metavar="SPEC_OR_RUN")
-    p.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], dest="settings", help="change the spec")
-    p.add_argument(
-        "--context", metavar="N", type=int, help="tokens a token looks back on (default 1024, or all it can)"
-    )
+    add_spec(p)
     p.set_defaults(verb=explain)
 
 

@@ -31,12 +31,17 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_spec(p)
+    p.set_defaults(verb=show)
+
+
+def add_spec(p: argparse.ArgumentParser) -> None:
+    """Which spec, what is changed in it, and how much context its costs are counted for."""
     p.add_argument("what", metavar="SPEC_OR_RUN")
     p.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], dest="settings", help="change the spec")
     p.add_argument(
         "--context", metavar="N", type=int, help="tokens a token looks back on (default 1024, or all it can)"
     )
-    p.set_defaults(verb=show)
 
 
 def show(args: argparse.Namespace) -> int:
