@@ -95,9 +95,9 @@ class Layer(Spec):
     def build(self, dim: int, depth: int) -> StackLayer:
         """The module, one of `depth` layers."""
         mixer, around_mixer = self.mixer.build(dim), self.residual(dim, depth)
+        if self.arrange == "parallel" and self.ffn:
+            return ParallelLayer(mixer, self.ffn.build(dim), around_mixer)
         feeding = (self.ffn.build(dim), self.residual(dim, depth)) if self.ffn else None
-        if self.arrange == "parallel" and feeding:
-            return ParallelLayer(mixer, feeding[0], around_mixer)
         if self.arrange == "parallel_norms" and feeding:
             return ParallelNormsLayer(mixer, around_mixer, *feeding)
         crossing = (self.cross.build(dim), self.residual(dim, depth)) if self.cross else None

@@ -26,8 +26,7 @@ class Subject:
     call: ``call(model, ids, valid)``, or ``call(model, src, tgt, src_valid)``, -> logits or hidden vectors (B, T, F).
     loss: ``loss(model, ids)``, or ``loss(model, src, tgt)``, -> scalar of one training step, shift included.
     decode: ``decode(model, ids, new)``, or ``decode(model, src, new)``, -> ids, greedily, prompt included or not.
-    train_step: ``train_step(model, optimizer, ids)``, or with src, tgt. max_len: the longest sequence it reads.
-    eos: the id that ends a sequence. bos: the id that begins a target.
+    max_len: the longest sequence it reads. eos: the id that ends a sequence. bos: the id that begins a target.
     """
 
     model: nn.Module
@@ -39,8 +38,6 @@ class Subject:
     call: Callable[..., Any] | None = None
     loss: Callable[..., Tensor] | None = None
     decode: Callable[..., Tensor] | None = None
-    train_step: Callable[..., Any] | None = None
-    batch: Any = None
     max_len: int | None = None
     eos: int | None = None
     bos: int | None = None

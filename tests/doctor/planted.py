@@ -45,7 +45,7 @@ class Planted:
         return Subject(getattr(module, self.make)(), **said)
 
 
-CALLED = ("loss", "decode", "call", "train_step")
+CALLED = ("loss", "decode", "call")
 LM, PAIR, PADDED = {"loss": "lm_loss"}, {"loss": "pair_loss"}, {"loss": "padded_loss", "pad": 0}
 MASK = ('att.masked_fill(~self.tril[:T, :T], float("-inf"))', "att")
 FILL = 'att.masked_fill(~self.tril[:T, :T], float("-inf"))'
