@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from brickformer.errors import BrickError
 from brickformer.feedforward import check_dropout
+from brickformer.linear import Linear
 from brickformer.mask import Span
 from brickformer.norms import NormSpec
 from brickformer.positions import AbsolutePosition, AbsolutePositionSpec, Randomized, RandomPlaces
@@ -108,7 +109,7 @@ class Head(Spec):
 
     def build(self, tokens: TokenEmbedding) -> LogitHead:
         """The module; when tied it holds the very parameter of the table."""
-        project = nn.Linear(tokens.embedding_dim, tokens.num_embeddings, bias=self.bias)
+        project = Linear(tokens.embedding_dim, tokens.num_embeddings, bias=self.bias)
         if self.tied:
             project.weight = tokens.weight
         return LogitHead(project, softcap=self.softcap)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from brickformer.linear import BranchOut, FusedLinear
+from brickformer.linear import BranchOut, FusedLinear, Linear
 from brickformer.spec import Spec, spec
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "relu2"]
@@ -75,7 +75,7 @@ class MLP(FeedForwardSpec):
     def build(self, dim: int) -> FeedForward:
         """The module."""
         return MLPFeedForward(
-            nn.Linear(dim, self.hidden, bias=self.bias),
+            Linear(dim, self.hidden, bias=self.bias),
             BranchOut(self.hidden, dim, bias=self.bias),
             activation=activation(self.activation),
             dropout=self.dropout,

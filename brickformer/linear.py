@@ -1,4 +1,4 @@
-"""One matrix product for several projections of the same input.
+"""Linear maps, and one matrix product for several projections of the same input.
 
     y = x Wᵀ + b,   W = [W_1; W_2; ...]   stacked along the output rows
 
@@ -16,6 +16,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from brickformer.product import product
+
+
+@final
+class Linear(nn.Linear):
+    """`nn.Linear` by the quicker product. x (..., I) -> (..., O)."""
+
+    def forward(self, x: Float[Tensor, "*rows I"]) -> Float[Tensor, "*rows O"]:
+        """x Wᵀ + b."""
+        return product(x, self.weight, self.bias)
+
 
 @final
 class FusedLinear(nn.Linear):
@@ -27,6 +38,10 @@ class FusedLinear(nn.Linear):
     def __init__(self, dim: int, parts: tuple[int, ...], *, bias: bool = True) -> None:
         super().__init__(dim, sum(parts), bias=bias)
         self.parts = parts
+
+    def forward(self, x: Float[Tensor, "*rows I"]) -> Float[Tensor, "*rows O"]:
+        """x Wᵀ + b, the outputs of all parts side by side."""
+        return product(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""
@@ -40,3 +55,7 @@ class FusedLinear(nn.Linear):
 @final
 class BranchOut(nn.Linear):
     """`nn.Linear` that writes a branch into the residual stream: its initial size is shared out over the depth."""
+
+    def forward(self, x: Float[Tensor, "*rows I"]) -> Float[Tensor, "*rows O"]:
+        """x Wᵀ + b."""
+        return product(x, self.weight, self.bias)

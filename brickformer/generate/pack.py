@@ -18,10 +18,10 @@ from copy import copy
 from typing import Any, TypeVar, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from brickformer.models import DecoderModel
+from brickformer.product import product
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -70,7 +70,7 @@ def _product(linear: nn.Linear) -> Callable[[Tensor], Tensor] | None:
 
         def by_columns(x: Tensor) -> Tensor:
             if x.numel() != inputs:
-                return F.linear(x, weight, bias)
+                return product(x, weight, bias)
             if parts == 1:
                 y = torch.mv(columns[0].t(), x.reshape(inputs))
             else:
@@ -85,7 +85,7 @@ def _product(linear: nn.Linear) -> Callable[[Tensor], Tensor] | None:
 
     def by_blocks(x: Tensor) -> Tensor:
         if x.numel() != inputs:
-            return F.linear(x, weight, bias)
+            return product(x, weight, bias)
         y: Tensor = onednn._linear_pointwise(x, blocks, bias, "none", [], "")
         return y
 

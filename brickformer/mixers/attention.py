@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from brickformer.attend import Attend, Backend
 from brickformer.errors import SpecError, StateError
 from brickformer.feedforward import check_dropout, check_width
-from brickformer.linear import BranchOut, FusedLinear
+from brickformer.linear import BranchOut, FusedLinear, Linear
 from brickformer.mask import Mask, Span
 from brickformer.mixers.base import Mixer, MixerSpec, expect_state
 from brickformer.norms import NormSpec
@@ -80,7 +80,7 @@ class Attention(MixerSpec):
             q_norm=self.qk_norm.build(width) if self.qk_norm else nn.Identity(),
             k_norm=self.qk_norm.build(width) if self.qk_norm else nn.Identity(),
             sinks=nn.Parameter(torch.zeros(self.heads)) if self.sinks else None,
-            gate=nn.Linear(dim, self.heads * width) if self.gate else None,
+            gate=Linear(dim, self.heads * width) if self.gate else None,
             residue=nn.Parameter(torch.full((2,), 0.5)) if self.value_residual else None,
         )
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from brickformer.attend import Attend, Backend
 from brickformer.errors import StateError
 from brickformer.feedforward import check_dropout
-from brickformer.linear import BranchOut, FusedLinear
+from brickformer.linear import BranchOut, FusedLinear, Linear
 from brickformer.mask import FULL, Span
 from brickformer.mixers.attention import check_heads, head_width, merge_heads, split_heads
 from brickformer.norms import NormSpec
@@ -59,7 +59,7 @@ class Cross(Spec):
         width = head_width(self, dim, self.heads, self.head_dim)
         groups = self.kv_heads or self.heads
         return CrossAttention(
-            nn.Linear(dim, self.heads * width, bias=self.bias),
+            Linear(dim, self.heads * width, bias=self.bias),
             FusedLinear(dim, (groups * width, groups * width), bias=self.bias),
             BranchOut(self.heads * width, dim, bias=self.bias),
             heads=self.heads,

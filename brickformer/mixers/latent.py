@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from brickformer.attend import Attend, Backend
 from brickformer.errors import SpecError, StateError
 from brickformer.feedforward import check_dropout, check_width
-from brickformer.linear import BranchOut, FusedLinear
+from brickformer.linear import BranchOut, FusedLinear, Linear
 from brickformer.mask import Mask, Span
 from brickformer.mixers.attention import merge_heads, split_heads
 from brickformer.mixers.base import Mixer, MixerSpec, expect_state
@@ -71,7 +71,7 @@ class LatentAttention(MixerSpec):
         v_width = self.v_dim or width
         q_down: nn.Module = nn.Identity()
         if self.q_rank is not None:
-            q_down = nn.Sequential(nn.Linear(dim, self.q_rank, bias=False), self.norm.build(self.q_rank))
+            q_down = nn.Sequential(Linear(dim, self.q_rank, bias=False), self.norm.build(self.q_rank))
         scale = 1.0 / math.sqrt(width + self.rope_dim) if self.scale is None else self.scale
         return LatentMixer(
             q_down,
