@@ -139,7 +139,7 @@ class Chooser:
             numbers = torch.tensor([u.next() for u in self.uniforms], dtype=torch.float64)
             tokens = f.draw(shape(allowed, self.sampling), numbers.to(logits.device))
         index = tokens[:, None]
-        logprobs = (logits.gather(1, index)[:, 0] - logits.logsumexp(-1)).tolist()
+        logprobs = logits.log_softmax(-1).gather(1, index)[:, 0].tolist()
         listed = tokens.tolist()
         if not self.constraints.idle:
             open_ = (allowed.gather(1, index)[:, 0] > -torch.inf).tolist()
