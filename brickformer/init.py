@@ -14,7 +14,7 @@ from a few sizes. D model width, F fan-in, n branches of the stack, σ standard 
     projections inside a branch     σ = F^(-1/2)
     projections out of a branch     σ = F^(-1/2) · s after a pre-norm; F^(-1/2) before a norm that sets the size
     norm at the end of a branch     gain s (peri, branch)
-    DeepNorm                        values, feed-forward and output: σ · (4n)^(-1/4)               arXiv 2203.00555
+    DeepNorm                        values, feed-forward and output: σ · √½ / α                     arXiv 2203.00555
     last norm of a post-norm stack  gain D^(-1/4) where head and table are tied and nothing was added to the token
     other norms, biases, T5's bias  gain 1, 0, σ = 0.02
 
@@ -66,7 +66,7 @@ def initialize(embed: Embedding, stack: Stack, head: LogitHead | None) -> None:
             if isinstance(module, BranchOut) and is_last and not ends_normed:
                 module.weight.mul_(size)
             elif isinstance(module, nn.Linear) and around.skip != 1.0:
-                module.weight.mul_((4.0 * len(branches)) ** -0.25)
+                module.weight.mul_(0.5**0.5 / around.skip)
 
     if head is not None and head.project.bias is not None:
         nn.init.zeros_(head.project.bias)

@@ -92,19 +92,23 @@ class Layer(Spec):
         if self.arrange != "serial" and self.cross is not None:
             raise self.refuse("arrange", "'serial' when there is cross-attention: it reads what the mixer wrote")
 
-    def build(self, dim: int, depth: int) -> StackLayer:
-        """The module, one of `depth` layers."""
-        mixer, around_mixer = self.mixer.build(dim), self.residual(dim, depth)
+    def build(self, dim: int, depth: int, readers: int = 0) -> StackLayer:
+        """The module, one of `depth` layers. readers: layers of the decoder that reads an encoder."""
+
+        def residual() -> Residual:
+            return self.residual(dim, depth, readers)
+
+        mixer, around_mixer = self.mixer.build(dim), residual()
         if self.arrange == "parallel" and self.ffn:
             return ParallelLayer(mixer, self.ffn.build(dim), around_mixer)
-        feeding = (self.ffn.build(dim), self.residual(dim, depth)) if self.ffn else None
+        feeding = (self.ffn.build(dim), residual()) if self.ffn else None
         if self.arrange == "parallel_norms" and feeding:
             return ParallelNormsLayer(mixer, around_mixer, *feeding)
-        crossing = (self.cross.build(dim), self.residual(dim, depth)) if self.cross else None
+        crossing = (self.cross.build(dim), residual()) if self.cross else None
         return TransformerLayer(mixer, around_mixer, feeding, crossing)
 
-    def residual(self, dim: int, depth: int) -> Residual:
-        """A residual with its norms where `place` says."""
+    def residual(self, dim: int, depth: int, readers: int = 0) -> Residual:
+        """A residual with its norms where `place` says. depth, readers: as in `build`."""
         into: nn.Module = nn.Identity()
         out: nn.Module = nn.Identity()
         after: nn.Module = nn.Identity()
@@ -121,6 +125,8 @@ class Layer(Spec):
             case "deep":
                 branches = 1.0 + (self.cross is not None) + (self.ffn is not None)
                 after, skip = self.norm.build(dim), (branches * depth) ** 0.25
+                if readers:  # Table 1 of the paper: a decoder of M layers reads N of these
+                    skip = 0.81 * (depth**4 * readers) ** (1 / 16)
             case other:
                 assert_never(other)
         if self.layerscale is not None:
@@ -249,14 +255,17 @@ class Stack(nn.Module):
         self.tells = wants_values([layer.mixer for layer in layers])
 
     @classmethod
-    def of(cls, layers: Sequence[Layer], dim: int, *, loops: int = 1) -> Stack:
-        """Build the layers; the last norm is that of the last layer, and none where a layer ends in a norm."""
+    def of(cls, layers: Sequence[Layer], dim: int, *, loops: int = 1, readers: int = 0) -> Stack:
+        """Build the layers; the last norm is that of the last layer, and none where a layer ends in a norm.
+
+        readers: layers of the decoder that reads this stack.
+        """
         if not layers:
             raise SpecError("layers: got none, expected at least one. Use pattern([Layer(...)], depth=...).")
         built = []
         for i, layer in enumerate(layers):
             try:
-                built.append(layer.build(dim, len(layers) * loops))
+                built.append(layer.build(dim, len(layers) * loops, readers))
             except SpecError as e:
                 raise SpecError(f"layers.{i}: {e}") from None
         last = layers[-1]

@@ -171,14 +171,15 @@ class Encoder(ModelSpec):
         initialize(model.embed, model.stack, model.head)
         return model
 
-    def assemble(self, tokens: TokenEmbedding) -> EncoderModel:
-        """The model on a given token table, not yet initialised."""
+    def assemble(self, tokens: TokenEmbedding, *, readers: int = 0) -> EncoderModel:
+        """The model on a given token table, not yet initialised. readers: layers of the decoder that reads it."""
         _check_places(self.kind, self.embed, self.layers)
         for i, layer in enumerate(self.layers):
             if layer.cross is not None:
                 raise SpecError(f"encoder.layers.{i}.cross: an encoder has no memory to read. Remove it.")
         head = self.head.build(tokens) if self.head else None
-        model = EncoderModel(self, self.embed.build(tokens), Stack.of(self.layers, self.dim, loops=self.loops), head)
+        stack = Stack.of(self.layers, self.dim, loops=self.loops, readers=readers)
+        model = EncoderModel(self, self.embed.build(tokens), stack, head)
         for i, mixer in enumerate(model.stack.mixers()):
             if mixer.causal and not self.one_way:
                 raise SpecError(
@@ -240,7 +241,10 @@ class EncoderDecoder(ModelSpec):
         """The model, initialised. Errors: SpecError from either side."""
         source = TokenEmbedding(self.encoder.vocab, self.encoder.dim)
         target = source if self.shared else TokenEmbedding(self.decoder.vocab, self.decoder.dim)
-        model = EncoderDecoderModel(self, self.encoder.assemble(source), self.decoder.assemble(target))
+        readers = len(self.decoder.layers) * self.decoder.loops
+        model = EncoderDecoderModel(
+            self, self.encoder.assemble(source, readers=readers), self.decoder.assemble(target)
+        )
         for side in (model.encoder, model.decoder):
             initialize(side.embed, side.stack, side.head)
         return model

@@ -62,6 +62,10 @@ class Tokens:
         return 0 if at is None else at * self.stride
 
 
+Depth = tuple[int, int]
+"""Layers of a stack, and of the decoder that reads it (0: none does)."""
+
+
 # ---- models ---------------------------------------------------------------------------------------------------------
 
 
@@ -84,7 +88,8 @@ def encode_with_head(spec: Data, w: Weights, ids: Tensor, at: Tokens) -> Tensor:
 
 def translate(spec: Data, w: Weights, src: Tensor, src_at: Tokens, tgt: Tensor, tgt_at: Tokens) -> Tensor:
     """Source and target ids -> logits of the target."""
-    memory = encode(spec["encoder"], w.below("encoder"), src, src_at)
+    readers = len(spec["decoder"]["layers"]) * spec["decoder"]["loops"]
+    memory = encode({**spec["encoder"], "readers": readers}, w.below("encoder"), src, src_at)
     return decode(spec["decoder"], w.below("decoder"), tgt, tgt_at, memory)
 
 
@@ -116,7 +121,7 @@ def _head(head: Data, w: Weights, h: Tensor) -> Tensor:
 
 
 def _stack(spec: Data, w: Weights, x: Tensor, at: Tokens, memory: tuple[Tensor, Tokens] | None) -> Tensor:
-    depth = len(spec["layers"]) * spec["loops"]
+    depth = len(spec["layers"]) * spec["loops"], spec.get("readers", 0)
     at = replace(at, first=_first_values(spec["layers"][0], w.below("layers.0"), x))
     for _ in range(spec["loops"]):
         for i, layer in enumerate(spec["layers"]):
@@ -137,7 +142,9 @@ def _first_values(layer: Data, w: Weights, x: Tensor) -> Tensor | None:
     return _heads(_linear(w, "mixer.qkv", x)[..., -groups * width :], groups)
 
 
-def _layer(layer: Data, w: Weights, x: Tensor, at: Tokens, memory: tuple[Tensor, Tokens] | None, depth: int) -> Tensor:
+def _layer(
+    layer: Data, w: Weights, x: Tensor, at: Tokens, memory: tuple[Tensor, Tokens] | None, depth: Depth
+) -> Tensor:
     def mix(h: Tensor) -> Tensor:
         return _mixer(layer["mixer"], w.below("mixer"), h, at)
 
@@ -163,7 +170,7 @@ def _layer(layer: Data, w: Weights, x: Tensor, at: Tokens, memory: tuple[Tensor,
     return x if layer["ffn"] is None else _residual(layer, w.below("around_ffn"), x, forward, depth)
 
 
-def _residual(layer: Data, w: Weights, x: Tensor, branch: Any, depth: int) -> Tensor:
+def _residual(layer: Data, w: Weights, x: Tensor, branch: Any, depth: Depth) -> Tensor:
     """Where the norm stands: written out case by case."""
 
     def norm(name: str, y: Tensor) -> Tensor:
@@ -182,9 +189,9 @@ def _residual(layer: Data, w: Weights, x: Tensor, branch: Any, depth: int) -> Te
             return x + scaled(norm(out, branch(norm("into", x))))
         case "branch":  # arXiv 2501.00656
             return x + scaled(norm(out, branch(x)))
-        case "deep":  # arXiv 2203.00555: α = (2N)^¼, or (3M)^¼ in a decoder with cross-attention
-            branches = sum(layer[part] is not None for part in ("mixer", "cross", "ffn"))
-            alpha = (branches * depth) ** 0.25
+        case "deep":  # arXiv 2203.00555, table 1: (2N)^¼; with cross-attention (3M)^¼ and 0.81 (N⁴M)^(1/16)
+            branches, (layers, readers) = sum(layer[part] is not None for part in ("mixer", "cross", "ffn")), depth
+            alpha = 0.81 * (layers**4 * readers) ** (1 / 16) if readers else (branches * layers) ** 0.25
             return norm("after", alpha * x + scaled(branch(x)))
         case other:
             raise UnknownBrickError(other)
