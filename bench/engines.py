@@ -3,8 +3,8 @@
     python bench/engines.py '{"engine": "ours, packed", "model": "translate", "threads": 2}'
 
 The process builds its model, warms up, says `ready` (or what it lacks), and then answers each line on its input with
-the seconds that one job took. In one process engines would disturb each other: the threads of one wait busily for some time
-after its work, on cores that the next one needs.
+the seconds that one job took. In one process engines would disturb each other: the threads of one wait busily for some
+time after its work, on cores that the next one needs.
 """
 
 from __future__ import annotations

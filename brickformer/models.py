@@ -242,9 +242,7 @@ class EncoderDecoder(ModelSpec):
         source = TokenEmbedding(self.encoder.vocab, self.encoder.dim)
         target = source if self.shared else TokenEmbedding(self.decoder.vocab, self.decoder.dim)
         readers = len(self.decoder.layers) * self.decoder.loops
-        model = EncoderDecoderModel(
-            self, self.encoder.assemble(source, readers=readers), self.decoder.assemble(target)
-        )
+        model = EncoderDecoderModel(self, self.encoder.assemble(source, readers=readers), self.decoder.assemble(target))
         for side in (model.encoder, model.decoder):
             initialize(side.embed, side.stack, side.head)
         return model

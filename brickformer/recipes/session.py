@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -96,18 +97,19 @@ class Session:
             write_json(self.folder.path / "run.json", self.record())
 
     def fit(self, progress: Progress | None = None) -> Result:
-        """Train to the end, or to Ctrl-C. Errors: RunError: a loss that is not finite, a full disk."""
-        return fit(
-            self.model,
-            self.run.train,
-            self.data.batch,
-            forward,
-            evaluate=self.evaluate,
-            run=self.folder,
-            progress=progress,
-            resume=self.resumed,
-            accepted=self.accepted,
-        )
+        """Train to the end, or to Ctrl-C. Errors: RunError: a loss that is not finite, a full disk, a run in use."""
+        with self.folder.alone() if self.folder else nullcontext():
+            return fit(
+                self.model,
+                self.run.train,
+                self.data.batch,
+                forward,
+                evaluate=self.evaluate,
+                run=self.folder,
+                progress=progress,
+                resume=self.resumed,
+                accepted=self.accepted,
+            )
 
     def evaluate(self, model: nn.Module) -> Mapping[str, float]:
         """Loss on the held-out batches; the share of held-out sequences that are answered exactly, end included."""

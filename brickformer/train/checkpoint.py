@@ -14,9 +14,11 @@ A new run never takes the folder of an earlier one. Nothing here knows a model: 
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -24,6 +26,12 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from brickformer.errors import RunError, nearest
+
+try:
+    import fcntl
+except ImportError:  # Windows: two processes that resume one run are not told apart there
+    fcntl = None  # type: ignore[assignment]
+
 from brickformer.train.files import read_json, read_tensors, write_json, write_tensors, writing
 
 Json = Mapping[str, Any]
@@ -94,6 +102,27 @@ class RunFolder:
         """The tokenizer as data; None when the run has none."""
         path = self.path / "tokenizer.json"
         return read_json(path) if path.exists() else None
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While it lasts no other process trains this run. The lock ends with the process, however that ends.
+
+        Errors: RunError: another one does.
+        """
+        if fcntl is None:
+            yield
+            return
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"{self.path}: another process is training this run. Wait for it, or stop it.") from None
+            except OSError:  # a file system without locks
+                pass
+            yield
+        finally:
+            os.close(folder)
 
     def save_weights(self, weights: Mapping[str, Tensor], step: int) -> None:
         """Write the weights after `step` steps. Errors: RunError; the weights saved before are still there then."""

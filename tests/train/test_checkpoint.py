@@ -379,3 +379,26 @@ def test_nothing_is_pickled(tmp_path: Path) -> None:
         assert not data.startswith((b"\x80", b"PK")), path.name
         if path.suffix == ".json":
             json.loads(data)
+
+
+# ---- two processes
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(tmp_path: Path) -> None:
+    run = create(tmp_path)
+    child = "import sys; from pathlib import Path; from brickformer.train.checkpoint import RunFolder\n"
+    child += "with RunFolder(Path(sys.argv[1])).alone(): print('mine', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", child, str(run.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == "mine\n"
+        with pytest.raises(RunError, match="another process is training this run") as info, run.alone():
+            pass
+        message(info)
+        with create(tmp_path).alone():
+            pass
+        other.kill()  # not even a killed process keeps it
+    with run.alone():
+        pass
+    with run.alone():
+        pass
