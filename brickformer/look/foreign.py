@@ -234,7 +234,7 @@ def foreign(
                 same = [s for s in sees.sheets if s.name == sheet.name]
                 m.name += f" ({same.index(sheet) + 1})" if len(same) > 1 else ""
             view = View(title or type(model).__name__, fitting([m for m, _ in found], left), list(labels), list(source))
-            view.left_out = left
+            view.left_out, view.foreign = left, True
             heads = sum(m.heads for m in view.maps)
             if remove and before is not None and heads <= REMOVALS and len(labels) <= MOST:
                 removed: dict[str, list[float]] = {}

@@ -56,6 +56,7 @@ class View:
     left_out: list[tuple[str, str]] = field(default_factory=list)
     dead: list[tuple[int, int]] = field(default_factory=list)
     logits: bool = True
+    foreign: bool = False
     name: Callable[[int], str] = str
 
     def measured(self, removed: dict[str, list[float]]) -> None:

@@ -11,7 +11,8 @@ hooks are gone afterwards. Models that know no `Attend` are watched by foreign.p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, Literal, Self, final
 
 import torch
@@ -33,7 +34,10 @@ from brickformer.mixers.recurrent import LinearRecurrence, RecurrentState
 
 @final
 class Watch:
-    """tokens, source: ids at positions 0, 1, ... of what is written and read, for the share on equal tokens."""
+    """tokens, source: ids at positions 0, 1, ... of what is written and read, for the share on equal tokens.
+
+    summaries: look into mixers without attention too; that can cost more than the model itself.
+    """
 
     def __init__(
         self,
@@ -42,10 +46,12 @@ class Watch:
         *,
         tokens: Sequence[int] | None = None,
         source: Sequence[int] | None = None,
+        summaries: bool = True,
     ) -> None:
+        self.with_summaries = summaries
         self.model, self.pick, self.tokens, self.source = model, pick or Pick(), tokens, source
         self.sheets: dict[tuple[str, int], Sheet] = {}
-        self.summaries: list[str] = []  # mixers that went on from a summary: what they looked at is not known
+        self.unknown: list[str] = []  # mixers that went on from a summary: what they looked at is not known
         self._handles: list[RemovableHandle] = []
         self._calls: dict[str, int] = {}
         self._loops: dict[str, int] = {}
@@ -62,6 +68,8 @@ class Watch:
                 if self.pick.wants(name):
                     hook = self._attend_hook(name, owner)
                     self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+            elif not self.with_summaries:
+                continue
             elif isinstance(module, LinearRecurrence | LSTMMixer) and self.pick.wants(path):
                 self._handles.append(module.register_forward_pre_hook(self._mixer_hook(path), with_kwargs=True))
         return self
@@ -115,8 +123,8 @@ class Watch:
         def hook(mixer: Mixer, args: tuple[Any, ...], named: dict[str, Any]) -> None:
             x, at, state = _mixer_call(*args, **named)
             if isinstance(state, RecurrentState) and state.length > 0:
-                if path not in self.summaries:
-                    self.summaries.append(path)
+                if path not in self.unknown:
+                    self.unknown.append(path)
                 return
             what = "gradient" if isinstance(mixer, LSTMMixer) else "hidden"
             sheet = self._sheet(path, kind="self", what=what)
@@ -151,3 +159,24 @@ def _call(
 def _mixer_call(x: Tensor, at: Span, state: Any = None) -> tuple[Tensor, Span, Any]:
     """The arguments of a mixer."""
     return x, at, state
+
+
+def entropies(
+    model: nn.Module, call: Callable[[], object], batch: int, rows: tuple[int, int] | None = None
+) -> dict[str, float]:
+    """``entropy.PATH``: the mean entropy of each attention of a model during one call, nats; {} where it has none.
+
+    batch: rows of the batch, from the first one. rows: positions of queries.
+    """
+    watches = [Watch(model, Pick(rows=rows, batch=b), summaries=False) for b in range(batch)]
+    with ExitStack() as stack, torch.no_grad():
+        for watch in watches:
+            stack.enter_context(watch)
+        call()
+    found: dict[str, list[float]] = {}
+    for watch in watches:
+        for sheet in watch.sheets.values():
+            m = sheet.map()
+            if m is not None:
+                found.setdefault(m.name, []).extend(s.entropy for s in m.stats)
+    return {f"entropy.{name}": sum(values) / len(values) for name, values in found.items()}
