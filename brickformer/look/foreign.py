@@ -184,6 +184,8 @@ class Names:
         """While it runs."""
         handles = []
         for path, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):  # takes no hooks; what it does is its parent's
+                continue
             handles.append(module.register_forward_pre_hook(lambda *_, path=path: self._stack.append(path)))
             handles.append(module.register_forward_hook(lambda *_: self._leave(), always_call=True))
         try:
@@ -212,6 +214,9 @@ def foreign(
     labels: the texts of the tokens; source: of those that an encoder reads. The others as in `attention`.
     Errors: DataError when no attention is seen, and why that may be.
     """
+    model = getattr(model, "_orig_mod", model)  # torch.compile keeps the model itself there
+    if isinstance(model, torch.jit.ScriptModule):
+        raise DataError(_unseen(model))
     left: list[tuple[str, str]] = []
     pick = Pick(shown(len(labels), rows, left), only=tuple(only), keys=(0, MOST) if len(source) > MOST else None)
     if len(source) > MOST:
@@ -269,14 +274,12 @@ def answers(out: Any) -> tuple[Tensor, bool] | None:
 
 
 def _unseen(model: nn.Module) -> str:
-    name, why = type(model).__name__, "It has none, or a fused kernel of its own"
-    if "Optimized" in name or any("Optimized" in type(m).__name__ for m in model.modules()):
-        why = "It is compiled"
-    elif isinstance(model, torch.jit.ScriptModule):
-        why = "It is a TorchScript module"
+    why = "It has none, or a fused kernel of its own"
+    if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
+        why = "It is a TorchScript module, or has one"
     return (
-        f"look: no attention was seen in {name}: no call of scaled_dot_product_attention, no softmax over keys. {why}; "
-        "look at it uncompiled, with attn_implementation='sdpa' or 'eager'."
+        f"look: no attention was seen in {type(model).__name__}: no scaled_dot_product_attention, no softmax over "
+        f"keys. {why}. Look at it before it is compiled; of transformers, with attn_implementation='sdpa' or 'eager'."
     )
 
 

@@ -33,7 +33,7 @@ function chartCard(chart) {
   for (const v of niceTicks(0, last)) drawing.append(svg("text", { x: x(v), y: height - 8, "text-anchor": "middle" }, short(v)));
   const said = [], keys = el("div", { class: "keys" });
   chart.series.forEach((s, i) => {
-    const name = t(s.name), end = s.y[s.y.length - 1];
+    const name = ["train", "val"].includes(s.name) ? t(s.name) : s.name, end = s.y[s.y.length - 1];
     const many = chart.series.length > 1;
     const line = svg("polyline", { class: "curve" + (s.name === "train" ? " thin" : ""), points: s.x.map((v, k) => x(v).toFixed(1) + "," + y(s.y[k]).toFixed(1)).join(" ") });
     const rank = s.name === "train" ? 0 : i - (chart.series[0].name === "train" ? 1 : 0);
