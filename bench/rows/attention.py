@@ -119,7 +119,7 @@ def split() -> Row:
     def attend(y: Tensor, right: bool) -> Tensor:
         heads = y.view(1, 6, 2, 4).transpose(1, 2) if right else y.view(1, 2, 6, 4)
         out = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
-        return out.transpose(1, 2).reshape(1, 6, 8) if right else out.reshape(1, 6, 8)
+        return out.transpose(1, 2).reshape(1, 6, 8)
 
     leaks = {}
     for right in (True, False):

@@ -36,6 +36,9 @@ def broken():
 """
 
 
+SHORT = ("--set", "max_tokens=4")  # who knows nothing does not know when to stop
+
+
 def test_a_run_is_looked_at(brick: Brick, trained: Path, tmp_path: Path) -> None:
     before = contents(trained)
     said = brick("look", trained, "7 1 4", "--out", tmp_path / "x.html", "--layers")
@@ -64,7 +67,7 @@ def test_the_page_goes_into_the_run_folder(brick: Brick, tiny: Path, tmp_path: P
 
     run = tmp_path / "run"
     shutil.copytree(tiny, run)
-    assert brick("look", run, "1 2 3", "--only", "decoder.stack.layers.1.cross").code == 0
+    assert brick("look", run, "1 2 3", "--only", "decoder.stack.layers.1.cross", *SHORT).code == 0
     assert {"look.html", "look.png"} <= {p.name for p in run.iterdir()}
     data = json.loads((run / "look.html").read_text().split('id="data">')[1].split("</script>")[0])
     assert [m["name"] for m in data["maps"]] == ["decoder.stack.layers.1.cross"]
@@ -78,7 +81,7 @@ def test_the_page_goes_into_the_run_folder(brick: Brick, tiny: Path, tmp_path: P
         (["RUN"], "no text"),
         (["RUN", "7 x"], "got 'x'"),
         (["RUN", "7 1", "--tokens", "5"], "expected A:B"),
-        (["RUN", "7 1", "--tokens", "50:60"], "expected a part of 0:"),
+        (["RUN", "7 1", "--tokens", "50:60", *SHORT], "expected a part of 0:"),
         (["RUN", "7 1", "--out", "x.txt"], "ends in .html"),
         (["RUN", "7 1", "--live"], "belongs to --training"),
         (["RUN", "7 1", "--training"], "needs no text"),
@@ -86,7 +89,7 @@ def test_the_page_goes_into_the_run_folder(brick: Brick, tiny: Path, tmp_path: P
         (["RUN", "--training", "--live", "--out", "x.html"], "writes none"),
         (["RUN", "7 1", "--set", "width=3"], "one answer is written"),
         (["RUN", "7 1", "--set", "tempratur=3"], "did you mean 'temperature'"),
-        (["RUN", "7 1", "--only", "nowhere"], "none of the rows and layers asked for"),
+        (["RUN", "7 1", "--only", "nowhere", *SHORT], "none of the rows and layers asked for"),
         (["nowhere", "7 1"], "no such run folder"),
         (["FOREIGN:make", "7 1"], "belongs to a run"),
         (["FOREIGN:empty"], "no attention was seen in Linear"),
