@@ -75,7 +75,7 @@ def show(args: argparse.Namespace) -> int:
     from brickformer.cli.train import shown_path
     from brickformer.errors import SpecError
     from brickformer.look.grid import picture
-    from brickformer.look.page import page
+    from brickformer.look.page import page, readable
     from brickformer.look.table import findings, heads, layers
     from brickformer.train.files import write_whole
 
@@ -94,7 +94,7 @@ def show(args: argparse.Namespace) -> int:
     out = Path(args.out).expanduser() if args.out else folder / "look.html"
     if out.suffix != ".html":
         raise SpecError(f"--out {args.out}: expected a name that ends in .html")
-    print(view.title)
+    print(readable(view.title, 400))
     print()
     print("\n".join(heads(view)))
     if args.layers:

@@ -122,7 +122,7 @@ class Sheet:
         return (q_pos >= self.pick.rows[0]) & (q_pos < self.pick.rows[1])
 
     def map(self) -> Map | None:
-        """All rows side by side; None when none was met."""
+        """All rows side by side; None when none was met. Errors: DataError: weights that are not finite."""
         if not self._rows:
             return None
         positions = sorted(self._rows)
@@ -134,6 +134,10 @@ class Sheet:
         for position in positions:
             weights, k_pos, _ = self._rows[position]
             out[:, position - rows.start, k_pos - keys.start] = weights
+        if not bool(torch.isfinite(out).all()):
+            raise DataError(
+                f"look: {self.name}: its weights are not finite. Was the model trained to NaN? Check its loss."
+            )
         stats = torch.stack([self._rows[p][2] for p in positions], 1)
         key_side: Literal["source", "target"] = "source" if self.kind == "cross" else self.side
         labels = self.labels or [str(h + 1) for h in range(heads)]

@@ -16,6 +16,7 @@ const WORDS = {
     note_hidden: "No attention here: shown is how much each earlier token counts in the sum (arXiv 2403.01590).",
     note_gradient: "No attention here: shown is how strongly each input moves each output.",
     help: "on the map: arrows choose a row and a key, [ and ] the head, { and } the layer, v the view",
+    thin: "lines below 4 % are not drawn",
     self: "self-attention", cross: "cross-attention", mixer: "mixer", encoder: "Encoder", decoder: "Decoder",
     entropy_help: "nats; 0 looks at one token", distance_help: "tokens", heads_about: "Means over the tokens shown. Click a row to see the map, a heading to sort.",
     loss: "Loss", exact: "Exact match", lr: "Learning rate", grad_norm: "Gradient norm", update: "Update to weight, by group",
@@ -37,6 +38,7 @@ const WORDS = {
     note_hidden: "此层没有注意力:显示每个更早词元在求和中的分量(arXiv 2403.01590)。",
     note_gradient: "此层没有注意力:显示每个输入对每个输出的影响强度。",
     help: "在图上:方向键选行与列,[ 和 ] 换头,{ 和 } 换层,v 切换视图",
+    thin: "低于 4 % 的连线未画出",
     self: "自注意力", cross: "交叉注意力", mixer: "混合层", encoder: "编码器", decoder: "解码器",
     entropy_help: "奈特;0 表示只看一个词元", distance_help: "词元", heads_about: "对所示词元取平均。点击行查看图,点击表头排序。",
     loss: "损失", exact: "完全匹配", lr: "学习率", grad_norm: "梯度范数", update: "更新量与权重之比(按组)",
@@ -137,7 +139,7 @@ function drawStage() {
   const card = el("section", { class: "card" },
     el("div", { class: "head" }, el("h2", { id: "maptitle" }, title(map) + " · " + t("head") + " " + map.heads[state.head]), views),
     el("p", { class: "quiet" }, map.what === "attention" ? verdict(map) : t("note_" + map.what)), box,
-    el("div", { class: "legend" }, el("span", {}, "0"), el("span", { class: "ramp" }), el("span", {}, "100 %"), el("span", {}, "· " + t("what_" + map.what))),
+    el("div", { class: "legend" }, el("span", {}, "0"), el("span", { class: "ramp" }), el("span", {}, "100 %"), el("span", {}, "· " + t("what_" + map.what) + (state.view === "lines" ? " · " + t("thin") : ""))),
     asTable(map));
   const facts = el("dl", { class: "facts" });
   for (const name of STATS) {
@@ -212,11 +214,9 @@ function lines(map) {
   drawing.addEventListener("keydown", onKey);
   const y = (i) => step * i + 18;
   const paths = svg("g", {}), words = svg("g", {});
-  let most = 0;
-  for (let i = 0; i < map.T && most < 3000; i++) for (let j = 0; j < map.S; j++) {
+  for (let i = 0; i < map.T; i++) for (let j = 0; j < map.S; j++) {
     const w = weight(map, state.head, i, j);
     if (w < 0.04) continue;
-    most++;
     const line = svg("path", { d: `M${a},${y(i)} C${a + 70},${y(i)} ${b - 70},${y(j)} ${b},${y(j)}`, "stroke-width": (0.6 + 4.4 * w).toFixed(2), "data-row": i });
     line.style.opacity = 0.15 + 0.6 * w;
     line.weight = w;

@@ -6,12 +6,16 @@ is `rest`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
 import torch
 from torch import Tensor, nn
+
+MOST: Final = 2**16
+"""Numbers of a parameter that are looked at."""
 
 _PARTS: Final = {"embed": "embed", "head": "head", "mixer": "mixer", "cross": "cross", "ffn": "ffn", "norm": "norm"}
 
@@ -26,15 +30,23 @@ def group(name: str) -> str:
 
 @contextmanager
 def measured(model: nn.Module, into: dict[str, Tensor]) -> Iterator[None]:
-    """What happens inside is a step: afterwards `into` has ``update.GROUP``, scalar tensors."""
+    """What happens inside is a step: afterwards `into` has ``update.GROUP``, scalar tensors.
+
+    Of a large parameter every n-th number stands for its neighbours, so that no second copy of a model is held.
+    """
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    before = {name: p.detach().clone() for name, p in params.items()}
+    before = {name: _some(p).clone() for name, p in params.items()}
     yield
-    with torch.no_grad():
-        sums: dict[str, list[tuple[Tensor, Tensor]]] = {}
-        for name, p in params.items():
-            moved, size = (p - before[name]).float().square().sum(), before[name].float().square().sum()
-            sums.setdefault(group(name), []).append((moved, size))
-        for name, pairs in sums.items():
-            moved, size = (torch.stack(column).sum().sqrt() for column in zip(*pairs, strict=True))
-            into[f"update.{name}"] = moved / size.clamp_min(1e-12)
+    sums: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for name, p in params.items():
+        weight = p.numel() / before[name].numel()
+        moved = (_some(p) - before[name]).float().square().sum() * weight
+        sums.setdefault(group(name), []).append((moved, before[name].float().square().sum() * weight))
+    for name, pairs in sums.items():
+        moved, size = (torch.stack(column).sum().sqrt() for column in zip(*pairs, strict=True))
+        into[f"update.{name}"] = moved / size.clamp_min(1e-12)
+
+
+def _some(p: Tensor) -> Tensor:
+    """All numbers of a small parameter, MOST or fewer of a large one."""
+    return p.detach().flatten()[:: math.ceil(p.numel() / MOST) or 1]

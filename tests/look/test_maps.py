@@ -289,6 +289,21 @@ def test_rows_that_are_not_there() -> None:
         attention(translator().build(), TEXT)
 
 
+def test_a_model_of_nan_is_said() -> None:
+    model = decoder(Attention(heads=2))
+    with torch.no_grad():
+        model.stack.layers[0].mixer.qkv.weight.fill_(math.nan)
+    with pytest.raises(DataError, match=r"stack\.layers\.0\.mixer: its weights are not finite"):
+        attention(model, TEXT)
+
+
+def test_the_influence_of_an_lstm_is_seen_under_inference_mode() -> None:
+    model = decoder(LSTM())
+    with torch.inference_mode(), Watch(model) as watch:
+        model(torch.tensor([TEXT]))
+    torch.testing.assert_close(watch.maps()[0].weights, attention(model, TEXT, remove=False).maps[0].weights)
+
+
 def test_the_model_is_left_as_it_was() -> None:
     model = decoder(Attention(heads=2, dropout=0.1), Mamba(state=4)).train()
     attention(model, TEXT)

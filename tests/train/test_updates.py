@@ -27,6 +27,17 @@ def test_the_ratio_is_the_length_of_the_step_over_that_of_the_weights() -> None:
         )
 
 
+def test_a_large_parameter_is_sampled_and_weighs_what_it_weighs() -> None:
+    model = nn.ModuleDict({"ffn": nn.Linear(700, 700), "other": nn.ModuleDict({"ffn": nn.Linear(3, 3)})})
+    before = torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+    found: dict[str, torch.Tensor] = {}
+    with measured(model, found), torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.01)
+    after = torch.cat([p.detach().flatten() for p in model.parameters()])
+    torch.testing.assert_close(found["update.ffn"], (after - before).norm() / before.norm(), rtol=0.02, atol=0)
+
+
 def test_groups() -> None:
     names = {
         "decoder.stack.layers.0.mixer.qkv.weight": "mixer",
