@@ -84,7 +84,7 @@ def test_the_page_goes_into_the_run_folder(brick: Brick, tiny: Path, tmp_path: P
         (["RUN", "7 1", "--tokens", "50:60", *SHORT], "expected a part of 0:"),
         (["RUN", "7 1", "--out", "x.txt"], "ends in .html"),
         (["RUN", "7 1", "--live"], "belongs to --training"),
-        (["RUN", "7 1", "--training"], "needs no text"),
+        (["RUN", "7 1", "--training"], "means nothing"),
         (["RUN", "--training", "--layers"], "exclude each other"),
         (["RUN", "--training", "--live", "--out", "x.html"], "writes none"),
         (["RUN", "7 1", "--set", "width=3"], "one answer is written"),
