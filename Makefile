@@ -1,6 +1,7 @@
 # make reverse   environment with pinned dependencies, then the main job: `brick train reverse`
 # make test      the same with the test extras, then the whole suite
 # make lint      ruff and mypy
+# make claims    the article's claims, measured: docs/claims.md
 # make package   build the wheel, compare it with the tree, run `brick --help` from it
 # make venv      only the environment
 #
@@ -16,11 +17,11 @@ RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: help reverse test lint package venv clean
+.PHONY: help reverse test lint claims package venv clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '1,7s/^# \{0,1\}//p' Makefile
+	@sed -n '1,8s/^# \{0,1\}//p' Makefile
 
 reverse: $(RUN_STAMP)
 	$(BIN)/brick train reverse
@@ -32,6 +33,9 @@ lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+claims: $(RUN_STAMP)
+	$(BIN)/python bench/claims.py
 
 # The wheel must hold every file of the package: a folder without __init__.py, say, is left out without a word.
 package: $(DEV_STAMP)

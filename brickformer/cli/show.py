@@ -18,7 +18,8 @@ vaswani_small, gpt2, llama, bert."""
 EXAMPLES = """examples:
   brick show llama
   brick show gpt2 --set depth=2 --set layers.*.mixer.mask.window=128
-  brick show runs/reverse-001"""
+  brick show runs/reverse-001
+  brick show vaswani --svg vaswani.svg"""
 
 
 def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser) -> None:
@@ -32,6 +33,7 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_spec(p)
+    p.add_argument("--svg", metavar="FILE.svg", help="draw it too: shapes on the arrows, layers that are alike folded")
     p.set_defaults(verb=show)
 
 
@@ -55,6 +57,8 @@ def show(args: argparse.Namespace) -> int:
 
     if args.context is not None and args.context < 1:
         raise SpecError(f"--context: got {args.context}, expected at least 1.")
+    if args.svg is not None and not args.svg.endswith(".svg"):
+        raise SpecError(f"--svg {args.svg}: expected a name that ends in .svg")
     spec = model_spec(args.what, parsed(args.settings))
     context = args.context or reach(spec)
     model = shapes_of(spec)
@@ -65,7 +69,21 @@ def show(args: argparse.Namespace) -> int:
     for name, line in totals(model, context, width_of(spec)).items():
         print(labelled(name, line, 12))
     print(labelled("spec", repr(spec), 12))
+    if args.svg is not None:
+        draw(model, args.what, args.svg)
     return 0
+
+
+def draw(model: AnyModel, title: str, path: str) -> None:
+    """Write the drawing. Errors: RunError: disk."""
+    from pathlib import Path
+
+    from brickformer.cli.text import labelled
+    from brickformer.look.diagram import diagram
+    from brickformer.train.files import write_whole
+
+    write_whole(Path(path).expanduser(), diagram(model, title).encode())
+    print(labelled("drawn", path, 12))
 
 
 def without_mixed_total(root: Node) -> Node:

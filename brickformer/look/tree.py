@@ -61,7 +61,7 @@ def _node(module: nn.Module, tokens: int, dim: int, name: str, seen: set[int]) -
         elif not _is_nothing(child):
             parts.append(_node(child, tokens, dim, child_name, seen))
     seen.update(id(p) for p in parameters)
-    whole, what = cost(module, tokens, dim), _what(module)
+    whole, what = cost(module, tokens, dim), describe(module)
     params = sum(p.numel() for p in fresh)
     if len(parts) == 1 and parts[0].times == 1 and params == parts[0].params:  # a holder is shown as what it holds
         return replace(parts[0], name=f"{name}.{parts[0].name}", what=", ".join(filter(None, (parts[0].what, what))))
@@ -115,7 +115,7 @@ def _is_nothing(module: nn.Module) -> bool:
     return isinstance(module, nn.Identity | NoPosition | nn.Dropout)
 
 
-def _what(module: nn.Module) -> str:
+def describe(module: nn.Module) -> str:
     """Shapes and choices of one brick; empty for a plain holder of other bricks."""
     match module:
         case FusedLinear() if len(set(module.parts)) == 1:

@@ -13,18 +13,23 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Final, final
 
 import torch
 from torch import nn
 
 from brickformer.errors import RunError
 from brickformer.generate import Sampling, Stop
+from brickformer.look.watch import entropies
 from brickformer.recipes.run import Run, check_lengths, completed, forward
 from brickformer.recipes.trained import Trained, best_device, run_of
 from brickformer.tasks import Data, dump_tokenizers
 from brickformer.train import Progress, Result, RunFolder, fit, mean_loss
 from brickformer.train.files import write_json
+
+ROWS: Final = 4
+NEWEST: Final = 64
+"""Held-out rows, and tokens of each, whose attention is measured while training: little beside a validation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,13 @@ class Session:
         examples = self.examples(self.run.answers)
         if examples:
             values["exact"] = sum(e.exact for e in examples) / len(examples)
-        return values
+        return values | self.entropies(model)
+
+    def entropies(self, model: nn.Module) -> dict[str, float]:
+        """Mean entropy of each attention at the last tokens of a few held-out rows."""
+        batch = next(iter(self.data.validation(ROWS)))
+        rows = (max(0, batch.inputs.shape[1] - NEWEST), batch.inputs.shape[1])
+        return entropies(model, lambda: forward(model, batch), len(batch.inputs), rows)
 
     def examples(self, most: int) -> list[Example]:
         """Answers to the first held-out sources, greedy; none for a language model."""

@@ -5,6 +5,7 @@ A record is what is known at a logging step:
     step            optimizer steps done                loss       training loss a token since the last record, nats
     lr              learning rate of the last step      grad_norm  norm of its gradient before clipping
     tokens_per_s    targets trained on a second         val_loss, exact, ...   what `evaluate` gave, at validation steps
+    update.GROUP    size of the step, see updates.py    entropy.LAYER ...      names with a dot are kept and not shown
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def shown(record: Record) -> str:
     """The part of a record that people read: ``loss 0.1234 · exact 97.2 % · 41,200 tokens/s``."""
     parts = [f"loss {record['loss']:.4f}"]
     for name, value in record.items():
-        if name not in _OWN:
+        if name not in _OWN and "." not in name:
             label = _NAMES.get(name, name.replace("_", " "))
             parts.append(f"{label} {value:.1%}".replace("%", " %") if name == "exact" else f"{label} {value:.4f}")
     return " · ".join([*parts, f"{record['tokens_per_s']:,.0f} tokens/s"])
@@ -77,7 +78,7 @@ def shown(record: Record) -> str:
 
 def is_validation(record: Record) -> bool:
     """Whether the record has values of `evaluate`."""
-    return any(name not in _OWN for name in record)
+    return any(name not in _OWN and "." not in name for name in record)
 
 
 class Progress(ABC):

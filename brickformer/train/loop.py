@@ -33,6 +33,7 @@ from brickformer.train.losses import cross_entropy
 from brickformer.train.picture import draw
 from brickformer.train.settings import Training
 from brickformer.train.state import TrainingState
+from brickformer.train.updates import measured
 
 
 class Batch(Protocol):
@@ -140,6 +141,7 @@ class _Job(Generic[B]):
         self.free = _is_read_freely(self.device)
         self.first_bad = torch.zeros((), dtype=torch.int64, device=self.device)  # step; 0: none
         self.saved_step = 0
+        self.updates: dict[str, Tensor] = {}  # of the last step whose numbers are kept
         self.record: dict[str, float] = {}
 
     def run_from(self, start: int, asked_to_stop: Callable[[], bool]) -> Result:
@@ -156,7 +158,7 @@ class _Job(Generic[B]):
             step += 1
             norm, loss = self.train_step(step)
             self.progress.step(step, loss)
-            if step % s.log_every == 0 or step % s.validate_every == 0 or step == s.steps:
+            if self.is_logged(step):
                 self.log(step, norm, watch)
             if time.monotonic() - saved >= 60.0 * s.save_minutes and step < s.steps:
                 with watch.paused():
@@ -171,6 +173,11 @@ class _Job(Generic[B]):
             self.progress.say(f"Stopped after step {step} of {s.steps}; saved in {self.run.path}.")
             self.progress.say(f"Go on with: brick train --resume {self.run.path}")
         return Result(step, step == s.steps, watch.total(), self.record)
+
+    def is_logged(self, step: int) -> bool:
+        """Whether the numbers of a step are kept."""
+        s = self.settings
+        return step % s.log_every == 0 or step % s.validate_every == 0 or step == s.steps
 
     def train_step(self, step: int) -> tuple[Tensor, float | None]:
         """One optimizer step: (norm of the gradient, loss a token where reading it is free)."""
@@ -194,7 +201,8 @@ class _Job(Generic[B]):
         elif not (math.isfinite(float(total)) and math.isfinite(float(norm))):
             self.fail(step, losses, norm)
         self.optim.set_factor(s.schedule.factor(step, s.steps))
-        self.optim.step()
+        with measured(self.model, self.updates) if self.is_logged(step) else nullcontext():
+            self.optim.step()
         self.optim.zero_grad()
         if self.average:
             self.average.update(step)
@@ -237,6 +245,7 @@ class _Job(Generic[B]):
         loss, tokens = float(self.state.total) / self.state.tokens, self.state.tokens  # on a device: waits for its work
         speed = tokens / watch.lap()
         self.record = {"step": step, "loss": loss, "lr": self.optim.lr, "grad_norm": float(norm), "tokens_per_s": speed}
+        self.record |= {name: float(value) for name, value in self.updates.items()}
         self.state.total.zero_()
         self.state.tokens = 0
         with watch.paused():

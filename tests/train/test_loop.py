@@ -111,7 +111,7 @@ def test_every_loss_is_weighted_by_its_tokens_in_the_metrics(tmp_path: Path) -> 
         assert record["grad_norm"] == pytest.approx(norms[last - 1], rel=1e-6)
         assert record["lr"] == pytest.approx(0.01 * settings.schedule.factor(last, 12))
         assert record["tokens_per_s"] > 0
-        assert set(record) == {"step", "loss", "lr", "grad_norm", "tokens_per_s"}
+        assert {n for n in record if "." not in n} == {"step", "loss", "lr", "grad_norm", "tokens_per_s"}
 
 
 @pytest.mark.parametrize("limit", [None, 1e-3, 1e3])

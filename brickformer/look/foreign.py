@@ -1,0 +1,297 @@
+"""Attention in models that know no brick: anyone's `nn.Module`, torch.nn, transformers.
+
+While the model runs, a function mode sees every call of torch. Three are attention:
+
+    scaled_dot_product_attention     its weights are computed again, tile by tile
+    softmax over keys                its result is the map: four axes, or three that are then multiplied with values
+    multi_head_attention_forward     nn.MultiheadAttention is asked for its weights as well
+
+The name of a map is the path of the module that made the call. A fused kernel of somebody else's, or a compiled model,
+calls none of these: then nothing is seen, and the error says so.
+Shapes: B batch, H heads, T queries, S keys, K width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from brickformer.errors import DataError
+from brickformer.look.ablate import REMOVALS, distance
+from brickformer.look.maps import MOST, TILE, Pick, Sheet, left_out, shown
+from brickformer.look.view import View, fitting
+
+_SOFTMAX: Final = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
+_PRODUCT: Final = {torch.matmul, torch.bmm, Tensor.matmul, Tensor.bmm, Tensor.__matmul__, torch.einsum}
+_READS: Final = ("cross", "encoder_attn", "multihead_attn", "encdec")
+"""Parts of the names under which torch.nn and transformers keep attention to an encoder."""
+
+
+@final
+class Sees(TorchFunctionMode):
+    """Notes maps. remove: number of the call and head that is to give zeros, to see what it contributed."""
+
+    def __init__(self, names: Names, pick: Pick, ids: Sequence[int], source: Sequence[int]) -> None:
+        super().__init__()
+        self.names, self.pick, self.ids, self.source = names, pick, ids, source
+        self.sheets: list[Sheet] = []
+        self.remove: tuple[int, int] | None = None
+        self._calls = 0
+        self._waiting: list[tuple[Tensor, str]] = []  # results of softmax over three axes
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return self._fused(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            return self._whole(func, args, kwargs)
+        if func in _PRODUCT and self._waiting and self._multiplied(args):
+            args = (self._note_softmax(args[0]), *args[1:])
+        out = func(*args, **kwargs)
+        if func in _SOFTMAX and isinstance(out, Tensor) and _over_last(out, args, kwargs):
+            if out.ndim == 4:
+                out = self._note(out, None)
+            elif out.ndim == 3:
+                self._waiting.append((out, self.names.now))
+        return out
+
+    def _fused(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        out = F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+        if query.ndim == 3 and self.pick.batch < len(query):
+            query, key = query[:, None], key[:, None]
+            removed = self._note(_Scores(query, key, attn_mask, is_causal, scale), out[:, None])
+            return removed[:, 0]
+        if query.ndim != 4:
+            return out
+        return self._note(_Scores(query, key, attn_mask, is_causal, scale), out)
+
+    def _whole(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """torch's own attention module: its weights have four axes, or three where there is no batch."""
+        if self.remove is not None and self.remove[0] == self._calls:  # what leaves the head meets zeros
+            heads, project = args[4], args[11].clone()
+            project.unflatten(1, (heads, -1))[:, self.remove[1]] = 0.0
+            args = (*args[:11], project, *args[12:])
+        out = func(*args, **kwargs)
+        _, weights = func(*args, **{**kwargs, "need_weights": True, "average_attn_weights": False})
+        self._note(weights.nan_to_num(0.0) if weights.ndim == 4 else weights[None].nan_to_num(0.0), None)
+        return out
+
+    def _multiplied(self, args: tuple[Any, ...]) -> bool:
+        first = args[0] if args else None
+        return isinstance(first, Tensor) and first.ndim == 3 and any(_same(w, first) for w, _ in self._waiting)
+
+    def _note_softmax(self, weights: Tensor) -> Tensor:
+        """Three axes, and multiplied: (B, T, S) of one head, or the heads folded into the batch."""
+        i = next(i for i, (w, _) in enumerate(self._waiting) if _same(w, weights))
+        del self._waiting[i]
+        return self._note(weights[:, None], None)[:, 0]
+
+    def _note(self, weights: Tensor | _Scores, out: Tensor | None) -> Tensor:
+        """Note a map (B, H, T, S); the weights, or what was made of them, with the removed head at zero."""
+        number, self._calls = self._calls, self._calls + 1
+        result = out if out is not None else weights
+        assert isinstance(result, Tensor)
+        if self.remove is not None:
+            if self.remove[0] == number:
+                result = result.clone()
+                result[:, self.remove[1]] = 0.0
+            return result
+        path = self.names.now
+        if not self.pick.wants(path):
+            return result
+        b, (tokens, keys) = self.pick.batch, weights.shape[-2:]
+        cross = (keys > tokens and tokens > 1) or any(part in path for part in _READS)
+        begin = 0 if cross else max(0, keys - tokens)  # the queries are the last tokens
+        reads = not cross and bool(self.source) and "encoder" in path
+        own = self.source if reads else self.ids
+        there = self.source if cross else own
+        sheet = next((s for s in self.sheets if s.name == path and s.number == number), None)
+        if sheet is None:
+            known = _fits(own, tokens + begin), _fits(there, keys)
+            sheet = Sheet(path, "cross" if cross else "self", "attention", self.pick, q_ids=known[0], k_ids=known[1])
+            sheet.side, sheet.number = ("source" if reads else "target"), number
+            self.sheets.append(sheet)
+        pos = torch.arange(begin, begin + tokens)
+        rows = sheet.wants(pos).nonzero()[:, 0].tolist()
+        step = max(1, TILE // (keys * weights.shape[1]))
+        for i in range(0, len(rows), step):
+            some = torch.tensor(rows[i : i + step])
+            tile = weights.rows(b, some) if isinstance(weights, _Scores) else weights[b, :, some.to(weights.device)]
+            sheet.add(tile.detach().float().cpu(), pos[some], torch.arange(keys), keys)
+        return result
+
+
+@final
+class _Scores:
+    """The weights of a fused call, computed when they are asked for: softmax(q kᵀ · scale + mask)."""
+
+    def __init__(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> None:
+        self.q, self.k, self.mask, self.causal = q, k, mask, causal
+        self.scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+        self.shape = torch.Size((*q.shape[:3], k.shape[2]))
+
+    def rows(self, b: int, rows: Tensor) -> Tensor:
+        """(H, R, S) of some queries of one row of the batch."""
+        rows = rows.to(self.q.device)
+        q, k = self.q[b][:, rows].float(), self.k[b].float()
+        if len(k) != len(q):
+            k = k.repeat_interleave(len(q) // len(k), 0)
+        scores = q @ k.mT * self.scale
+        if self.mask is not None:
+            mask = self.mask.expand(self.shape)[b][:, rows]
+            scores = scores.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else scores + mask.float()
+        if self.causal:
+            keys = torch.arange(self.shape[-1], device=rows.device)
+            scores = scores.masked_fill(keys[None] > rows[:, None], -math.inf)
+        return scores.softmax(-1).nan_to_num(0.0)
+
+
+@final
+class Names:
+    """Which module is running. now: the path of the innermost one."""
+
+    def __init__(self) -> None:
+        self._stack = [""]
+
+    @property
+    def now(self) -> str:
+        """The path."""
+        return self._stack[-1]
+
+    @contextmanager
+    def of(self, model: nn.Module) -> Iterator[None]:
+        """While it runs."""
+        handles = []
+        for path, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):  # takes no hooks; what it does is its parent's
+                continue
+            handles.append(module.register_forward_pre_hook(lambda *_, path=path: self._stack.append(path)))
+            handles.append(module.register_forward_hook(lambda *_: self._leave(), always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _leave(self) -> None:
+        self._stack.pop()
+
+
+def foreign(
+    model: nn.Module,
+    *inputs: Any,
+    labels: Sequence[str],
+    source: Sequence[str] = (),
+    rows: tuple[int, int] | None = None,
+    only: Sequence[str] = (),
+    remove: bool = True,
+    title: str = "",
+    **named: Any,
+) -> View:
+    """What somebody's model looks at in the call model(*inputs, **named); of a batch, in its first row.
+
+    labels: the texts of the tokens; source: of those that an encoder reads. The others as in `attention`.
+    Errors: DataError when no attention is seen, and why that may be.
+    """
+    model = getattr(model, "_orig_mod", model)  # torch.compile keeps the model itself there
+    if isinstance(model, torch.jit.ScriptModule):
+        raise DataError(_unseen(model))
+    left: list[tuple[str, str]] = []
+    pick = Pick(shown(len(labels), rows, left), only=tuple(only), keys=(0, MOST) if len(source) > MOST else None)
+    if len(source) > MOST:
+        left.append(
+            left_out(f"source tokens {MOST} to {len(source) - 1}", f"源端第 {MOST} 到 {len(source) - 1} 个词元")
+        )
+    numbers: dict[str, int] = {}
+    ids, src = ([numbers.setdefault(t, len(numbers)) for t in texts] for texts in (labels, source))
+    names, training = Names(), model.training
+    sees = Sees(names, pick, ids, src)
+    model.eval()
+    try:
+        with torch.no_grad(), names.of(model):
+            with sees:
+                before = answers(model(*inputs, **named))
+            found = [(made, sheet) for sheet in sees.sheets if (made := sheet.map()) is not None]
+            if not found:
+                raise DataError(_unseen(model))
+            for m, sheet in found:
+                same = [s for s in sees.sheets if s.name == sheet.name]
+                m.name += f" ({same.index(sheet) + 1})" if len(same) > 1 else ""
+            view = View(title or type(model).__name__, fitting([m for m, _ in found], left), list(labels), list(source))
+            view.left_out, view.foreign = left, True
+            heads = sum(m.heads for m in view.maps)
+            if remove and before is not None and heads <= REMOVALS and len(labels) <= MOST:
+                removed: dict[str, list[float]] = {}
+                for m, (_, sheet) in zip(view.maps, found, strict=False):
+                    removed[m.name] = []
+                    for head in range(m.heads):
+                        other = Sees(names, pick, ids, src)
+                        other.remove = sheet.number, head
+                        with other:
+                            after = answers(model(*inputs, **named))
+                        assert after is not None
+                        removed[m.name].append(distance(before[0], after[0], logits=before[1]))
+                view.measured(removed)
+                view.logits = before[1]
+            elif remove:
+                left.append(left_out("what heads contribute when removed", "各头移除后的影响"))
+        return view
+    finally:
+        model.train(training)
+
+
+def answers(out: Any) -> tuple[Tensor, bool] | None:
+    """What a model answers, and whether it says that these are logits."""
+    if isinstance(out, Tensor):
+        return out, False
+    logits = getattr(out, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits, True
+    parts = list(out.values()) if isinstance(out, dict) else list(out) if isinstance(out, tuple | list) else []
+    first = next((x for x in parts if isinstance(x, Tensor) and x.is_floating_point() and x.ndim >= 2), None)
+    return None if first is None else (first, False)
+
+
+def _unseen(model: nn.Module) -> str:
+    why = "It has none, or a fused kernel of its own"
+    if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
+        why = "It is a TorchScript module, or has one"
+    return (
+        f"look: no attention was seen in {type(model).__name__}: no scaled_dot_product_attention, no softmax over "
+        f"keys. {why}. Look at it before it is compiled; of transformers, with attn_implementation='sdpa' or 'eager'."
+    )
+
+
+def _over_last(out: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a softmax ran over the last axis."""
+    axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    return isinstance(axis, int) and axis in (-1, out.ndim - 1)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.data_ptr() == b.data_ptr()
+
+
+def _fits(ids: Sequence[int], count: int) -> Sequence[int] | None:
+    return ids if len(ids) == count else None

@@ -1,0 +1,187 @@
+"""Models that are not ours: what is seen must be what torch and transformers say themselves."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from brickformer.errors import DataError
+from brickformer.look import foreign
+
+LETTERS = list("abcda")
+
+
+def shaken(model: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return model.eval()
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_decoders_of_transformers(kind: str, implementation: str) -> None:
+    model, ids = shaken(decoder_of_transformers(kind, implementation)), torch.tensor([[1, 2, 3, 4, 1]])
+    view = foreign(model, ids, labels=LETTERS)
+    said = eager(model, ids)
+    assert len(view.maps) == 2 and all("attn" in m.name for m in view.maps)
+    for m, expected in zip(view.maps, said, strict=True):
+        torch.testing.assert_close(m.weights, expected[0], rtol=1e-4, atol=1e-5)
+    assert view.logits and all(s.removed > 0 for m in view.maps for s in m.stats)
+
+
+def decoder_of_transformers(kind: str, implementation: str) -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+    common: dict[str, Any] = {
+        "vocab_size": 20,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "attn_implementation": implementation,
+    }
+    if kind == "gpt2":
+        return GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=16, **common))
+    return LlamaForCausalLM(
+        LlamaConfig(
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            hidden_size=16,
+            intermediate_size=16,
+            **common,
+        )
+    )
+
+
+def eager(model: Any, ids: Tensor) -> tuple[Tensor, ...]:
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        return model(ids, output_attentions=True).attentions
+
+
+def test_removal_is_a_zero_where_the_head_enters_its_projection() -> None:
+    model, ids = shaken(decoder_of_transformers("gpt2", "sdpa")), torch.tensor([[1, 2, 3, 4, 1]])
+    view = foreign(model, ids, labels=LETTERS)
+    project = model.transformer.h[1].attn.c_proj.weight
+    with torch.no_grad():
+        before = model(ids).logits.double().log_softmax(-1)
+        project[8:16] = 0.0  # transformers keeps it as (in, out)
+        after = model(ids).logits.double().log_softmax(-1)
+    expected = float((before.exp() * (before - after)).sum(-1).mean())
+    assert view.maps[1].stats[1].removed == pytest.approx(expected, rel=1e-3)
+
+
+def test_an_encoder_decoder_of_transformers() -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(num_layers=1, num_heads=2, d_model=16, d_kv=8, d_ff=16, vocab_size=20, decoder_start_token_id=0)
+    model = shaken(T5ForConditionalGeneration(config))
+    src, tgt = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[0, 2]])
+    view = foreign(model, input_ids=src, decoder_input_ids=tgt, labels=["<s>", "b"], source=list("wxyz"))
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        out = model(input_ids=src, decoder_input_ids=tgt, output_attentions=True)
+    said = [out.encoder_attentions[0], out.decoder_attentions[0], out.cross_attentions[0]]
+    sides = [(m.kind, m.side, m.key_side) for m in view.maps]
+    assert sides == [("self", "source", "source"), ("self", "target", "target"), ("cross", "target", "source")]
+    for m, expected in zip(view.maps, said, strict=True):
+        torch.testing.assert_close(m.weights, expected[0], rtol=1e-4, atol=1e-5)
+
+
+def test_torch_own_transformer() -> None:
+    model = shaken(nn.Transformer(16, 2, 1, 1, 32, batch_first=True))
+    x, y = torch.randn(1, 5, 16), torch.randn(1, 3, 16)
+    view = foreign(model, x, y, labels=list("xyz"), source=LETTERS)
+    assert [(m.kind, tuple(m.weights.shape)) for m in view.maps] == [
+        ("self", (2, 5, 5)),
+        ("self", (2, 3, 3)),
+        ("cross", (2, 3, 5)),
+    ]
+    with torch.no_grad():
+        _, said = model.encoder.layers[0].self_attn(x, x, x, average_attn_weights=False)
+    torch.testing.assert_close(view.maps[0].weights, said[0], rtol=1e-4, atol=1e-5)
+    assert all(s.removed > 0 for m in view.maps for s in m.stats)
+
+
+def test_torch_own_removal() -> None:
+    model = shaken(
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 1, enable_nested_tensor=False)
+    )
+    x = torch.randn(1, 5, 16)
+    view = foreign(model, x, labels=LETTERS)
+    with torch.no_grad():
+        before = model(x)
+        model.layers[0].self_attn.out_proj.weight[:, 4:8] = 0.0
+        after = model(x)
+    assert view.maps[0].stats[1].removed == pytest.approx(float((before - after).norm() / before.norm()), rel=1e-4)
+
+
+class ByHand(nn.Module):
+    """Attention written out, its heads in an axis of their own or none at all; a softmax over words at the end."""
+
+    def __init__(self, heads: int | None) -> None:
+        super().__init__()
+        self.embed, self.qkv, self.out, self.heads = nn.Embedding(9, 8), nn.Linear(8, 24), nn.Linear(8, 9), heads
+
+    def weights(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = self.qkv(self.embed(ids)).chunk(3, -1)
+        if self.heads:
+            q, k, v = (z.unflatten(-1, (self.heads, -1)).transpose(1, 2) for z in (q, k, v))
+        scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+        ahead = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).triu(1)
+        return F.softmax(scores.masked_fill(ahead, -1e9), dim=-1), v
+
+    def forward(self, ids: Tensor) -> Tensor:
+        w, v = self.weights(ids)
+        y = w @ v
+        y = y.transpose(1, 2).flatten(2) if self.heads else y
+        return torch.softmax(self.out(y), dim=-1)
+
+
+@pytest.mark.parametrize("heads", [None, 2])
+def test_attention_written_out(heads: int | None) -> None:
+    model, ids = shaken(ByHand(heads)), torch.tensor([[1, 2, 3, 4, 1]])
+    view = foreign(model, ids, labels=LETTERS)
+    (m,) = view.maps  # not the softmax over words
+    with torch.no_grad():
+        expected = model.weights(ids)[0][0]
+    torch.testing.assert_close(m.weights, expected if heads else expected[None])
+    assert m.stats[0].removed > 0 and m.stats[0].same_token > 0
+
+
+def test_only_some_rows_and_modules() -> None:
+    model, ids = shaken(decoder_of_transformers("gpt2", "sdpa")), torch.tensor([[1, 2, 3, 4, 1]])
+    view = foreign(model, ids, labels=LETTERS, rows=(2, 4), only=["transformer.h.1"])
+    (m,) = view.maps
+    assert m.rows == m.keys == range(2, 4) and m.name == "transformer.h.1.attn"
+    torch.testing.assert_close(m.weights, eager(model, ids)[1][0][:, 2:4, 2:4], rtol=1e-4, atol=1e-5)
+
+
+def test_what_cannot_be_seen_is_said_with_a_reason() -> None:
+    with pytest.raises(DataError, match="no attention was seen in Linear.*attn_implementation"):
+        foreign(nn.Linear(3, 3), torch.zeros(2, 3), labels=["a", "b"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that TorchScript is old
+        scripted = torch.jit.script(nn.Linear(3, 3))
+    with pytest.raises(DataError, match="TorchScript"):
+        foreign(scripted, torch.zeros(2, 3), labels=["a", "b"])
+
+
+def test_a_compiled_model_is_looked_at_uncompiled() -> None:
+    model, ids = shaken(ByHand(2)), torch.tensor([[1, 2, 3, 4, 1]])
+    compiled = torch.compile(model, backend="eager")
+    a, b = foreign(compiled, ids, labels=LETTERS).maps[0], foreign(model, ids, labels=LETTERS).maps[0]
+    assert torch.equal(a.weights, b.weights)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 1, enable_nested_tensor=False
+    )
+    foreign(model.train(), torch.randn(1, 5, 16), labels=LETTERS)
+    assert model.training and not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())

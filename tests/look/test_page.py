@@ -1,0 +1,235 @@
+"""The page: one file, small, closed, and shown by a browser as a person meets it.
+
+The browser is headless Chromium. Where there is none, what only a browser can show is not tested, and says so.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from brickformer import GLU, Attention, Decoder, Layer, pattern
+from brickformer.look import View, attention
+from brickformer.look.curves import curves_data, curves_page
+from brickformer.look.grid import picture
+from brickformer.look.page import LIMIT, escaped, packed, page, readable
+from brickformer.look.table import findings, heads, layers
+from brickformer.look.view import replay
+
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+EVIL = [
+    "</script><script>document.title='owned'</script>",
+    "<img src=x onerror=\"document.title='owned'\">",
+    "{{script}}",
+    "javascript:alert(1)",
+    "\u202eabc",
+    "\x00\x1b[31m",
+    "\ud800",
+    "\u2028",
+    "مرحبا",
+    "你好",
+    "<!--",
+    "&lt;b&gt;",
+]
+
+
+def view(names: list[str], *, layers: int = 2, dim: int = 16, tokens: int | None = None) -> View:
+    """Of a small decoder that reads `names`, one token each."""
+    model = Decoder(len(names), dim, pattern([Layer(Attention(heads=2), GLU(16))], layers)).build().eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    ids = [i % len(names) for i in range(tokens or len(names))]
+    made = attention(model, ids, name=lambda i: names[i], title=names[0], written=len(ids) - 2, remove=len(ids) < 50)
+    made.steps = replay(model, ids[:-2], ids[-2:], None)
+    return made
+
+
+def data_of(html: str) -> Any:
+    """What is in the page."""
+    found = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    assert len(found) == 1
+    return json.loads(found[0])
+
+
+def unpacked(m: dict[str, Any]) -> np.ndarray:
+    raw = base64.b64decode(m["data"])
+    w = np.frombuffer(raw, "<u2") / 65535 if m["bits"] == 16 else (np.frombuffer(raw, np.uint8) / 255) ** 2
+    return w.reshape(len(m["heads"]), m["T"], m["S"])
+
+
+def test_the_page_holds_what_was_seen() -> None:
+    made = view(list("abcdef"))
+    data = data_of(page(made))
+    assert data["labels"] == list("abcdef")
+    for m, found in zip(made.maps, data["maps"], strict=True):
+        np.testing.assert_allclose(unpacked(found), m.weights.numpy(), atol=1e-5)
+        assert [s["entropy"] for s in found["stats"]] == pytest.approx([s.entropy for s in m.stats], rel=1e-4)
+    assert [step["length"] for step in data["steps"]] == [4, 5]
+
+
+def test_one_byte_is_enough_for_small_and_large_weights() -> None:
+    w = torch.linspace(0, 1, 1001)[None, None]
+    small = unpacked({"data": packed(w, 8), "bits": 8, "heads": [0], "T": 1, "S": 1001})
+    assert float(np.abs(small - w.numpy()).max()) < 0.005
+    assert float(np.abs(small - w.numpy())[w.numpy() < 0.01].max()) < 0.0005
+
+
+def test_nothing_is_fetched_and_nothing_escapes() -> None:
+    html = page(view(EVIL))
+    assert html.count("<script") == 2 and html.count("</script>") == 2 and "<img" not in html
+    assert not re.search(
+        r"""(src|href)\s*=|@import|url\(|https?://(?!www\.w3\.org/2000/svg)""", html.split('id="data">')[0]
+    )
+    assert "default-src &#x27;none&#x27;" in html and "unsafe" not in html
+    data = data_of(html)
+    assert data["labels"][0] == EVIL[0] and data["labels"][2] == "{{script}}"
+    assert not any(c < " " or c in "\u202e\u2028\x7f" for label in data["labels"] for c in label)
+
+
+def test_what_cannot_be_seen_is_shown() -> None:
+    shown = {
+        " ": "␣",
+        "  ": "␣␣",
+        "\n": "⏎",
+        "a b": "a b",
+        "\t": "⇥",
+        "\x00": "␀",
+        "\u202e": "⟨U+202E⟩",
+        "\u0301": "◌\u0301",
+    }
+    assert {text: readable(text) for text in shown} == shown
+    assert readable("\ud800") == "⟨U+D800⟩" and readable("你好") == "你好" and readable("") == ""
+    assert len(readable("x" * 5000)) == 48
+
+
+def test_escaped_json_is_the_same_json() -> None:
+    data = {"a": EVIL[:6], "b": [1, None, "\u2029"]}
+    assert json.loads(escaped(data)) == data and not set(escaped(data)) & set("<>&\u2028\u2029")
+
+
+def test_thousands_of_tokens_stay_small_and_say_so() -> None:
+    made = view([f"w{i}" for i in range(40)], layers=6, tokens=3000)
+    html = page(made)
+    assert len(html.encode()) < LIMIT
+    left = [x["en"] for x in data_of(html)["left_out"]]
+    assert "Left out: tokens 0 to 2615 of 3000." in left and len(made.maps) == 6
+
+
+def test_many_layers_of_many_heads_stay_small_and_say_so() -> None:
+    made = view(list("abcdefgh"), tokens=300)
+    m = made.maps[0]
+    wide = replace(m, weights=m.weights.repeat(16, 1, 1), stats=m.stats * 16, labels=[str(i) for i in range(32)])
+    from brickformer.look.view import fitting
+
+    left: list[tuple[str, str]] = []
+    made.maps = fitting([replace(wide, name=f"stack.layers.{i}.mixer") for i in range(48)], left)
+    made.left_out += left
+    html = page(made)
+    assert len(html.encode()) < LIMIT and len(left) == 2 and "of 48 layers" in left[1][0]
+
+
+def test_the_picture_needs_no_font_it_has_not() -> None:
+    """A missing glyph would be a warning, and so an error; a $ alone would be a formula."""
+    made = picture(view([*EVIL, "$x_", "₀", "🙂"]))
+    assert made.startswith(b"\x89PNG")
+
+
+def test_the_picture_says_what_it_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from brickformer.look import grid
+
+    said: list[str] = []
+    monkeypatch.setattr(grid, "drawable", lambda text: said.append(text) or text)
+    monkeypatch.setattr(grid, "ROWS", 1)
+    monkeypatch.setattr(grid, "COLUMNS", 1)
+    picture(view(list("abc")))
+    assert said[-1] == "a · 1 layers left out · 1 heads a layer left out"
+
+
+def test_the_tables_say_the_same() -> None:
+    made = view(list("abcdef"))
+    lines = heads(made)
+    assert len(lines) == 1 + 4 and len({len(line) for line in lines}) == 1
+    assert lines[1].split()[:3] == ["0.mixer", "1", f"{made.maps[0].stats[0].entropy:.2f}"]
+    said = layers(made, 80)
+    assert [line.split()[0] for line in said] == ["after", "layers.1", "layers.0", "embed"] or said[0].startswith(
+        "after"
+    )
+    assert len(heads(made, most=2)) == 4
+    assert findings(replace(made, dead=[(0, 1)]))[0].endswith("stack.layers.0.mixer 2")
+
+
+def test_curves() -> None:
+    records = [
+        {"step": float(s), "loss": 1 / s, "lr": 0.1, "grad_norm": math.nan, "tokens_per_s": 9.0} for s in range(1, 3001)
+    ]
+    records[-1] |= {"val_loss": 0.5, "update.ffn": 1e-3}
+    data = curves_data(records, "run", steps=4000)
+    charts = {c["key"]: c["series"] for c in data["charts"]}
+    assert [s["name"] for s in charts["loss"]] == ["train", "val"]
+    assert len(charts["loss"][0]["x"]) <= 1000 and charts["loss"][0]["x"][-1] == 3000
+    assert data["missing"] == ["grad_norm", "att_entropy"] and data["about"]["en"] == "step 3,000 of 4,000"
+    html = curves_page([{"step": 1.0, "update.</script>": 1.0}], "</title>", steps=1)
+    assert html.count("</script>") == 2 and html.count("</title>") == 1
+
+
+# ---- in a browser
+
+
+def dom(html: str, tmp_path: Path, hash_: str = "") -> str:
+    """The document after its scripts have run."""
+    if CHROMIUM is None:
+        pytest.skip("NOT TESTED: no Chromium, so no browser has shown the page; install the package chromium")
+    file = tmp_path / "page.html"
+    file.write_bytes(html.encode())
+    quiet = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking".split()
+    quiet += "--disable-component-update --disable-sync --virtual-time-budget=2000".split()
+    command = [CHROMIUM, *quiet, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", f"{file.as_uri()}{hash_}"]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
+    return done.stdout.decode()
+
+
+def test_a_browser_shows_the_tokens_and_runs_none_of_them(tmp_path: Path) -> None:
+    html = page(view(EVIL))
+    shown = dom(html, tmp_path)
+    main = shown.split("<main")[1].split("</main>")[0]
+    assert "owned" not in re.findall(r"<title>(.*?)</title>", shown, re.DOTALL)[0][:20]
+    assert shown.count("<script") == 2 and "<img" not in shown
+    for text in ("&lt;img src=x", "مرحبا", "你好", "⟨U+202E⟩abc", "{{script}}", "&amp;lt;b&amp;gt;"):
+        assert text in main, text
+    assert 'role="group"' in main and "<canvas" in main and 'class="thumb' in main
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("#tab=heads&lang=zh", ["注意力头", "反对角线", 'lang="zh-Hans"']),
+        ("#tab=steps&theme=dark", ["What was probable", "4 of 6 slots", 'data-theme="dark"']),
+        ("#tab=layers", ["to go (nats)", "embed"]),
+        ("#view=lines&map=1&head=1&row=3", ["<path", "d looks at"]),
+    ],
+)
+def test_every_tab_in_a_browser(where: str, expected: list[str], tmp_path: Path) -> None:
+    shown = dom(page(view(list("abcdef"))), tmp_path, where)
+    text = re.sub(r"</?bdi[^>]*>", "", shown)
+    for part in expected:
+        assert part in text, part
+
+
+def test_curves_in_a_browser(tmp_path: Path) -> None:
+    records = [{"step": 1.0 + s, "loss": 1.0 / (1 + s), "lr": 0.1, "exact": s / 9} for s in range(10)]
+    shown = dom(curves_page(records, "<b>run</b>", steps=10), tmp_path)
+    assert shown.count("<polyline") >= 3 and "&lt;b&gt;run&lt;/b&gt;" in shown and "Not recorded by this run" in shown
