@@ -28,6 +28,9 @@ from brickformer.quant.grid import Int4, Int8
 FEW: Final = 8
 """Rows up to which reading packed weights is quicker than making the matrix."""
 
+LANES: Final = 32
+ALIGNED: Final = 64
+
 Product = Callable[[Tensor], Tensor]
 """x (R, I) in bfloat16 -> (R, O) in bfloat16."""
 
@@ -56,8 +59,7 @@ def made(coded: Coded) -> Product | None:
     """The product for few rows, its layout prepared; None where there is only the exact one."""
     match choose(coded)[0]:
         case "int8pack":
-            codes, scales = coded.codes, coded.scales[:, 0].contiguous()
-            return lambda x: torch._weight_int8pack_mm(x, codes, scales)
+            return _int8(coded)
         case "int4pack":
             return _int4(coded, 16, lambda c: torch.ops.aten._convert_weight_to_int4pack_for_cpu(c, 1), _CPU)
         case "tinygemm":
@@ -68,6 +70,21 @@ def made(coded: Coded) -> Product | None:
 
 _CPU: Any = torch.ops.aten._weight_int4pack_mm_for_cpu
 _CUDA: Any = torch.ops.aten._weight_int4pack_mm
+
+
+def _int8(coded: Coded) -> Product:
+    """The kernel checks neither: it reads inputs 16 at a time, past the end of a row, and from aligned memory only."""
+    fill = -coded.inputs % LANES
+    codes, scales = F.pad(coded.codes, (0, fill)) if fill else coded.codes, coded.scales[:, 0].contiguous()
+
+    def product(x: Tensor) -> Tensor:
+        if fill:
+            x = F.pad(x, (0, fill))
+        elif x.data_ptr() % ALIGNED:
+            x = x.clone()
+        return torch._weight_int8pack_mm(x, codes, scales)
+
+    return product
 
 
 def _for_cuda(codes: Tensor) -> Tensor:
