@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from brickformer.cli.check import add as add_check
 from brickformer.cli.doctor import add as add_doctor
 from brickformer.cli.explain import add as add_explain
+from brickformer.cli.export import add as add_export
 from brickformer.cli.generate import add as add_generate
 from brickformer.cli.list import add as add_list
 from brickformer.cli.quantize import add as add_quantize
@@ -46,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
         add_generate,
         add_score,
         add_quantize,
+        add_export,
         add_check,
         add_explain,
         add_doctor,
