@@ -48,8 +48,10 @@ class Graph:
     """Nodes in the order in which they run."""
 
     def __init__(self) -> None:
-        import onnx
-
+        try:
+            import onnx
+        except ImportError:
+            raise BrickError('onnx is not installed. Install it: pip install "brickformer[onnx]"') from None
         self.onnx = onnx
         self.nodes: list[Any] = []
         self.weights: dict[str, Any] = {}
