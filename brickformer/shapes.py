@@ -18,9 +18,13 @@ from brickformer.models import AnyModel, ModelSpec
 
 def shapes_of(spec: ModelSpec) -> AnyModel:
     """The model of a spec on the meta device. Errors: SpecError, as its build."""
+    return skeleton_of(spec).to("meta")  # buffers too: from now on everything computes shapes
+
+
+def skeleton_of(spec: ModelSpec) -> AnyModel:
+    """The model of a spec with its parameters on the meta device and its buffers as they are: to be given weights."""
     with _parameters_on_meta(), _Undrawn():
-        model = spec.build()
-    return model.to("meta")  # buffers too: from now on everything computes shapes
+        return spec.build()
 
 
 @contextmanager

@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from brickformer.cli.check import add as add_check
 from brickformer.cli.doctor import add as add_doctor
 from brickformer.cli.explain import add as add_explain
+from brickformer.cli.export import add as add_export
 from brickformer.cli.generate import add as add_generate
 from brickformer.cli.list import add as add_list
 from brickformer.cli.look import add as add_look
+from brickformer.cli.quantize import add as add_quantize
 from brickformer.cli.score import add as add_score
 from brickformer.cli.show import add as add_show
 from brickformer.cli.train import add as add_train
@@ -41,7 +43,19 @@ def parser() -> argparse.ArgumentParser:
     )
     out.add_argument("--version", action="version", version=f"brickformer {version()}")
     verbs = out.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for add in (add_train, add_generate, add_score, add_look, add_check, add_explain, add_doctor, add_show, add_list):
+    for add in (
+        add_train,
+        add_generate,
+        add_score,
+        add_look,
+        add_quantize,
+        add_export,
+        add_check,
+        add_explain,
+        add_doctor,
+        add_show,
+        add_list,
+    ):
         add(verbs, shared)
     return out
 

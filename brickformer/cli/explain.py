@@ -61,11 +61,33 @@ def explain(args: argparse.Namespace) -> int:
     print(labelled("valid", model_line(spec), 12))
     for name, line in totals(model, args.context or reach(spec), width_of(spec)).items():
         print(labelled("state" if name == "KV cache" else name, line, 12))
+    for line in coded(args.what):
+        print(line)
     for title, lines in (("kernels, on a CPU", kernels(spec)), ("cannot be combined with", limits(spec))):
         print(f"\n{title}")
         for line in lines:
             print(line)
     return 0
+
+
+def coded(what: str) -> Iterator[str]:
+    """Of a run that is quantized: its kinds of matrices, how many, and the product that a decode step takes."""
+    from collections import Counter
+
+    from brickformer.quant import QuantLinear
+    from brickformer.recipes import Trained
+    from brickformer.recipes.weighted import is_quantized
+    from brickformer.surgery import places
+    from brickformer.train import RunFolder
+
+    path = Path(what).expanduser()
+    if not path.is_dir() or not is_quantized(RunFolder.open(path)):
+        return
+    modules = [p.module for p in places(Trained.open(path).model, QuantLinear)]
+    counts = Counter((repr(m.scheme), m.explain()) for m in modules if isinstance(m, QuantLinear))
+    yield "\nquantized"
+    for (scheme, product), count in counts.items():
+        yield f"  {count} × {scheme}: a decode step by {product}; many rows exact"
 
 
 def kernels(spec: ModelSpec) -> Iterator[str]:

@@ -17,6 +17,7 @@ from brickformer.models import ModelSpec
 from brickformer.presets import PRESETS
 from brickformer.recipes import RECIPES, Run
 from brickformer.recipes.bricks import import_bricks
+from brickformer.recipes.weighted import plain_spec
 from brickformer.spec import Spec, fields_of, kinds_of, read
 from brickformer.train.checkpoint import RunFolder
 from brickformer.train.files import read_text
@@ -90,8 +91,9 @@ def model_spec(what: str, settings: Sequence[Setting]) -> ModelSpec:
     """The model of a run folder, a JSON or YAML file, or a preset. Errors: BrickError: none of these, or broken."""
     path = Path(os.path.expanduser(what))  # a name nobody has stays as it is
     if path.is_dir():
-        file = RunFolder.open(path).path / "spec.json"
-        return changed(own_spec(lambda: ModelSpec.from_json(read_text(file), str(file))), settings)
+        folder = RunFolder.open(path)
+        made = own_spec(lambda: read(ModelSpec, plain_spec(folder), str(folder.path / "spec.json")))
+        return changed(made, settings)
     if path.suffix in (".json", ".yaml", ".yml"):
         return changed(_file(path), settings)
     if what in PRESETS:

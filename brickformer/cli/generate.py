@@ -55,6 +55,7 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
     shown.add_argument("--logprobs", action="store_true", help="ln p of each answer and of each of its tokens")
     shown.add_argument("--stats", action="store_true", help="counts and times on standard error")
     quick = p.add_argument_group("time and memory")
+    quick.add_argument("--engine", choices=("brick", "onnx"), default="brick", help="onnx: see `brick export`")
     quick.add_argument("--compile", action="store_true", help="compile the decode step first: the same tokens, sooner")
     quick.add_argument("--cache", choices=("float", "int8"), default="float", help="int8: a quarter of the bytes")
     quick.add_argument("--no-cache", action="store_true", help="read everything again at every token, to compare")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from brickformer.generate import Beam, Generation, Prefix, PromptLookup, Sampling, Stop, Stream, Writer
     from brickformer.models import AnyModel
     from brickformer.recipes import Trained
+    from brickformer.recipes.onnx import Onnx
 
 BATCH: Final = 256  # rows at once
 AHEAD: Final = 4  # guesses a round
@@ -32,16 +33,20 @@ class Way:
     prefix: Prefix | None
     samples: int
     use_cache: bool
+    engine: Onnx | None = None
 
     @property
     def streams(self) -> bool:
         """One answer, token by token, from a cache: it can be shown while it is written."""
-        return self.beam is None and self.draft is None and self.samples == 1 and self.use_cache
+        plain = self.beam is None and self.draft is None and self.engine is None
+        return plain and self.samples == 1 and self.use_cache
 
     def answers(self, texts: Sequence[str]) -> Generation:
         """The answers to some items. Errors: BrickError for settings that fit none of them."""
         from brickformer.generate import beam_search, generate, speculate
 
+        if self.engine is not None:
+            return self.engine.generate(self.writer, texts, self.sampling, self.stop, samples=self.samples)
         if self.beam is not None:
             return beam_search(
                 self.writer, texts, self.beam, self.stop, self.sampling, batch=BATCH, use_cache=self.use_cache
@@ -94,7 +99,15 @@ def chosen(trained: Trained, args: argparse.Namespace) -> Way:
         None if args.prompt is None else Prefix.load(Path(args.prompt).expanduser(), writer),
         args.samples,
         not args.no_cache,
+        onnx(args.run) if args.engine == "onnx" else None,
     )
+
+
+def onnx(run: str) -> Onnx:
+    """The run as it was exported."""
+    from brickformer.recipes.onnx import Onnx
+
+    return Onnx.open(Path(run).expanduser())
 
 
 def sorted_out(
@@ -136,6 +149,7 @@ def exclude(args: argparse.Namespace, *, searching: bool) -> None:
         "--prompt": args.prompt is not None,
         "--save-prompt": args.save_prompt is not None,
         "--logprobs": args.logprobs,
+        "--engine onnx": args.engine == "onnx",
     }
     apart = {
         "a beam search": ["--draft", "--samples", "--stream", "--prompt"],
@@ -143,6 +157,10 @@ def exclude(args: argparse.Namespace, *, searching: bool) -> None:
         "--stream": ["--samples", "--no-cache", "--logprobs"],
         "--no-cache": ["--compile", "--cache", "--prompt"],
         "--cache": ["--prompt"],
+        "--engine onnx": [
+            *("a beam search", "--draft", "--stream", "--no-cache", "--compile", "--cache", "--prompt"),
+            "--save-prompt",
+        ],
         "--save-prompt": ["a beam search", "--draft", "--samples", "--stream", "--no-cache", "--prompt", "--logprobs"],
     }
     for one, others in apart.items():

@@ -21,7 +21,7 @@ from torch import Tensor
 from brickformer.errors import BrickError
 from brickformer.generate.choose import Chooser, Constraints
 from brickformer.generate.compile import CompileError
-from brickformer.generate.feed import Feed, Rows
+from brickformer.generate.feed import Feed, Feeding, Rows
 from brickformer.generate.prefix import Prefix
 from brickformer.generate.result import Generation, Stats
 from brickformer.generate.rows import Plan, Row, check_prompts, open_rows
@@ -82,7 +82,7 @@ def generate(
 class Decoding:
     """A batch in progress: `start` once, then `step` while there are `lanes`."""
 
-    def __init__(self, rows: list[Row], feed: Feed) -> None:
+    def __init__(self, rows: list[Row], feed: Feeding) -> None:
         self.lanes, self.feed, self.stats = rows, feed, feed.stats
         plan, self.device = rows[0].plan, feed.writer.device
         given = [row.given for row in rows]

@@ -12,7 +12,7 @@ Shapes: B rows, T tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import final
+from typing import Protocol, final
 
 import torch
 from jaxtyping import Float, Int
@@ -25,6 +25,34 @@ from brickformer.mixers.cross import Memory
 from brickformer.state import StackState
 
 Rows = list[list[int]]
+
+
+class Feeding(Protocol):
+    """What decoding asks of that which reads: see `Feed`, the one for models of ours."""
+
+    writer: Writer
+    stats: Stats
+    use_cache: bool
+
+    @property
+    def full(self) -> bool:
+        """The next token has no slot."""
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds spent compiling."""
+
+    def begin(self, rows: Rows, sources: Rows | None, more: int) -> Tensor:
+        """Read whole rows."""
+
+    def begin_at(self, prefix: Prefix, rest: Rows) -> Tensor:
+        """Go on from a prompt that has been read."""
+
+    def next(self, ids: Tensor, rows: Callable[[], tuple[Rows, Rows | None]], more: int) -> Tensor:
+        """One more token a row."""
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows."""
 
 
 @final

@@ -11,6 +11,7 @@ import brickformer.generate
 import brickformer.mixers
 import brickformer.moe
 import brickformer.positions
+import brickformer.quant
 import brickformer.tasks
 import brickformer.train
 
@@ -20,6 +21,7 @@ PACKAGES = (
     brickformer.tasks,
     brickformer.train,
     brickformer.generate,
+    brickformer.quant,
 )
 
 

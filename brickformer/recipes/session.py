@@ -23,6 +23,7 @@ from brickformer.generate import Sampling, Stop
 from brickformer.look.watch import entropies
 from brickformer.recipes.run import Run, check_lengths, completed, forward
 from brickformer.recipes.trained import Trained, best_device, run_of
+from brickformer.recipes.weighted import is_quantized
 from brickformer.tasks import Data, dump_tokenizers
 from brickformer.train import Progress, Result, RunFolder, fit, mean_loss
 from brickformer.train.files import write_json
@@ -64,6 +65,8 @@ class Session:
     def resume(cls, path: Path, change: Callable[[Run], Run] = lambda run: run) -> Session:
         """Go on with a run that was stopped. change: of its settings. Errors: RunError when the data has changed."""
         folder = RunFolder.open(path)
+        if is_quantized(folder):
+            raise RunError(f"{path}: is quantized, which is for use. Go on with the run that it was made from.")
         before = run_of(folder)
         run = change(before)
         for name, own, asked in (("seed", before.seed, run.seed), ("name", before.name, run.name)):

@@ -27,6 +27,7 @@ from brickformer.generate import (
 from brickformer.models import AnyModel, ModelSpec
 from brickformer.recipes.bricks import import_bricks
 from brickformer.recipes.run import Run
+from brickformer.recipes.weighted import plain_spec, weighted
 from brickformer.spec import read
 from brickformer.state import CacheType
 from brickformer.tasks import Tokenizer, load_tokenizers
@@ -51,8 +52,7 @@ class Trained:
         """The run in a folder, on `device` (a GPU where there is one). Errors: RunError: broken, cut off, no run."""
         folder = RunFolder.open(Path(os.path.expanduser(path)))
         run = run_of(folder)
-        model = run.model.build()
-        step = folder.load_weights(model)
+        model, step = weighted(folder, run)
         file = folder.path / "tokenizer.json"
         source, target = load_tokenizers(read_text(file), str(file))
         return cls(run, model.to(device or best_device()).eval(), source, target, step)
@@ -153,7 +153,7 @@ def run_of(folder: RunFolder) -> Run:
     if not isinstance(data.get("run"), dict):
         raise RunError(f"{where}: broken: no 'run' in it. Restore it from a copy, or use another run.")
     try:
-        model = read(ModelSpec, folder.spec(), str(folder.path / "spec.json"))
+        model = read(ModelSpec, plain_spec(folder), str(folder.path / "spec.json"))
         run: Run = read(Run, {**data["run"], "model": model}, where)
     except SpecError as e:
         hint = " A brick of your own? Name its file: --use FILE.py" if ".kind: got" in str(e) else ""

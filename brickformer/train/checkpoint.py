@@ -147,8 +147,11 @@ class RunFolder:
         return _with_step(self.path / "state.safetensors")
 
 
-def load_into(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
-    """Copy named tensors into a model that has exactly these names and shapes. Errors: RunError naming what differs."""
+def load_into(model: nn.Module, weights: Mapping[str, Tensor], where: str, *, assign: bool = False) -> None:
+    """Copy named tensors into a model that has exactly these names and shapes. Errors: RunError naming what differs.
+
+    assign: the tensors become the model's own, in its types; for a model that was built without numbers.
+    """
     own = model.state_dict()
     problems = [f"no tensor {name!r}" for name in own if name not in weights]
     problems += [f"{name!r} belongs to no part of the model" for name in weights if name not in own]
@@ -160,7 +163,9 @@ def load_into(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> No
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise RunError(f"{where} does not fit the model: {problems[0]}{more}. Was it saved with this spec.json?")
-    model.load_state_dict(dict(weights))
+    if assign:
+        weights = {name: weights[name].to(tensor.dtype) for name, tensor in own.items()}
+    model.load_state_dict(dict(weights), assign=assign)
 
 
 def _with_step(path: Path) -> tuple[dict[str, Tensor], int]:

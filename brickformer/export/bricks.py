@@ -1,0 +1,332 @@
+"""What each brick becomes in a graph. A brick that is not here is refused by its name.
+
+    attention          GroupQueryAttention with a cache in decoders, MultiHeadAttention in encoders
+    cross-attention    MultiHeadAttention over keys and values that the encoder's graph projects
+    short convolution  a sum of shifted inputs, its last inputs kept like a cache
+
+Shapes: x (1, T, D); caches (1, G, P, K), P slots; K is filled up to a multiple of 8, which the kernels want.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor, nn
+
+from brickformer.errors import SpecError
+from brickformer.export.graph import MICROSOFT, Blocks, Graph
+from brickformer.feedforward import GLU, MLP, FeedForwardSpec
+from brickformer.layers import Layer, ParallelLayer, ParallelNormsLayer, Residual, StackLayer
+from brickformer.mixers.attention import Attention, AttentionMixer
+from brickformer.mixers.base import MixerSpec
+from brickformer.mixers.cross import CrossAttention
+from brickformer.mixers.pointwise import Pointwise
+from brickformer.mixers.shortconv import ShortConv
+from brickformer.norms import LayerScale, ScaledLength, Squash
+from brickformer.positions.rotary import Rope, RopePosition
+
+Matrix = Callable[[nn.Module], Tensor | Blocks]
+"""The weights of a linear map, as they are to stand in the graph."""
+HEAD: Final = 8
+"""Kernels of attention take heads whose width is a multiple of this."""
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Site:
+    """A graph being written for one side of a model. cached: of a decoder; else of an encoder.
+
+    positions: (1, T) where tokens are. caches: (name, shape) of everything that goes in as past.NAME and out as NAME.
+    """
+
+    graph: Graph
+    matrix: Matrix
+    cached: bool
+    max_len: int
+    positions: str = ""
+    caches: list[tuple[str, list[int | str]]] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)
+
+    def linear(self, x: str, module: nn.Module, name: str) -> str:
+        """A linear map, coded or not."""
+        bias = module.bias
+        assert bias is None or isinstance(bias, Tensor)
+        name = self.names.setdefault(id(module), name)  # one that is met again has its weights in the graph once
+        return self.graph.matmul(x, self.matrix(module), bias, name)
+
+    def past(self, name: str, shape: list[int | str]) -> str:
+        """A cache as it comes in."""
+        self.caches.append((name, shape))
+        return self.graph.input(f"past.{name}", shape)
+
+    def present(self, value: str, name: str, shape: list[int | str]) -> None:
+        """A cache as it goes out."""
+        self.graph.output(value, name, [("now" if n == "past" else n) for n in shape])
+
+    # ---- layers
+
+    def layer(self, x: str, spec: Layer, module: StackLayer, name: str) -> str:
+        """One layer, its caches under `name`."""
+        branches = module.branches()
+        ffn = spec.ffn
+
+        def run(part: nn.Module) -> Callable[[str], str]:
+            if part is module.mixer:
+                return lambda h: self.mixer(h, spec.mixer, part, f"{name}.mixer")
+            if part is module.cross:
+                assert isinstance(part, CrossAttention)
+                return lambda h: self.cross(h, part, f"{name}.cross")
+            assert ffn is not None
+            return lambda h: self.feed(h, ffn, part, f"{name}.ffn")
+
+        match module:
+            case ParallelLayer() | ParallelNormsLayer():
+                added = [self.branch(x, around, run(part), f"{name}.{i}") for i, (around, part) in enumerate(branches)]
+                for y in added:
+                    x = self.graph.add(x, y)
+                return x
+            case _:
+                for i, (around, part) in enumerate(branches):
+                    y = self.branch(x, around, run(part), f"{name}.{i}")
+                    skip = x if around.skip == 1.0 else self.graph.op("Mul", x, self.graph.number(around.skip))
+                    x = self.norm(self.graph.add(skip, y), around.after, f"{name}.{i}.after")
+                return x
+
+    def branch(self, x: str, around: Residual, f: Callable[[str], str], name: str) -> str:
+        """out(f(into(x)))."""
+        return self.norm(f(self.norm(x, around.into, f"{name}.into")), around.out, f"{name}.out")
+
+    def norm(self, x: str, module: nn.Module, name: str) -> str:
+        """Over the last axis."""
+        g = self.graph
+        match module:
+            case nn.Identity():
+                return x
+            case nn.Sequential():
+                for i, part in enumerate(module):
+                    x = self.norm(x, part, f"{name}.{i}")
+                return x
+            case nn.LayerNorm():
+                extra = [] if module.bias is None else [g.weight(f"{name}.bias", module.bias)]
+                return str(
+                    g.op(
+                        "LayerNormalization",
+                        x,
+                        g.weight(f"{name}.gain", module.weight),
+                        *extra,
+                        axis=-1,
+                        epsilon=module.eps,
+                    )
+                )
+            case nn.RMSNorm():
+                gain = g.weight(f"{name}.gain", module.weight)
+                return str(g.op("SimplifiedLayerNormalization", x, gain, axis=-1, epsilon=module.eps))
+            case LayerScale():
+                return str(g.op("Mul", x, g.weight(f"{name}.gain", module.gain)))
+            case Squash():
+                y = g.op("Tanh", g.op("Mul", x, g.weight(f"{name}.alpha", module.alpha)))
+                y = g.op("Mul", y, g.weight(f"{name}.gain", module.gain))
+                return g.add(y, g.weight(f"{name}.bias", module.bias))
+            case ScaledLength():
+                length = g.op("ReduceL2", x, g.ints(-1), keepdims=1)
+                length = g.op("Max", length, g.number(module.eps))
+                return str(g.op("Mul", x, g.op("Div", g.weight(f"{name}.gain", module.gain), length)))
+            case _:
+                raise SpecError(
+                    f"export: {type(module).__name__}: ONNX has no such norm here. Use LayerNorm or RMSNorm."
+                )
+
+    # ---- feed-forward
+
+    def feed(self, x: str, spec: FeedForwardSpec, module: Any, name: str) -> str:
+        """Each vector alone."""
+        g = self.graph
+        match spec:
+            case MLP():
+                hidden = self.activation(self.linear(x, module.into, f"{name}.into"), spec.activation)
+            case GLU():
+                both = self.linear(x, module.gate_up, f"{name}.gate_up")
+                gate, up = g.op("Split", both, outputs=2, axis=-1, num_outputs=2)
+                hidden = g.op("Mul", self.activation(gate, spec.activation), up)
+            case _:
+                raise refused(spec.kind, "a feed-forward of kind mlp or glu")
+        return self.linear(hidden, module.out, f"{name}.out")
+
+    def activation(self, x: str, kind: str) -> str:
+        """Of the hidden units."""
+        g = self.graph
+        match kind:
+            case "relu":
+                out = g.op("Relu", x)
+            case "gelu":
+                out = g.op("Gelu", x)
+            case "gelu_tanh":
+                out = g.op("Gelu", x, approximate="tanh")
+            case "silu":
+                out = g.op("Mul", x, g.op("Sigmoid", x))
+            case "relu2":
+                rectified = g.op("Relu", x)
+                out = g.op("Mul", rectified, rectified)
+            case _:
+                raise refused(f"activation {kind}", "relu, gelu, gelu_tanh, silu or relu2")
+        return str(out)
+
+    # ---- mixers
+
+    def mixer(self, x: str, spec: MixerSpec, module: Any, name: str) -> str:
+        """What moves information along time."""
+        match spec:
+            case Attention():
+                return self.attention(x, spec, module, name)
+            case ShortConv():
+                return self.mixer(self.convolution(x, module.weight, name), spec.mixer, module.mixer, f"{name}.mixer")
+            case Pointwise():
+                return self.feed(x, spec.ffn, module.ffn, f"{name}.ffn")
+            case _:
+                raise refused(spec.kind, "attention, shortconv or pointwise")
+
+    def convolution(self, x: str, weight: Tensor, name: str) -> str:
+        """y_t = Σ_j w_j x_{t-j}, what was before in a cache of the last inputs."""
+        g, kernel = self.graph, len(weight)
+        if not self.cached:
+            raise refused("shortconv in an encoder", "it in decoders")
+        shape: list[int | str] = [1, kernel - 1, weight.shape[1]]
+        whole = g.op("Concat", self.past(f"{name}.inputs", shape), x, axis=1)
+        y = g.op("Mul", x, g.weight(f"{name}.w0", weight[0]))
+        for j in range(1, kernel):
+            shifted = g.op("Slice", whole, g.ints(kernel - 1 - j), g.ints(-j), g.ints(1))
+            y = g.add(y, g.op("Mul", shifted, g.weight(f"{name}.w{j}", weight[j])))
+        self.present(g.op("Slice", whole, g.ints(1 - kernel), g.ints(2**62), g.ints(1)), f"{name}.inputs", shape)
+        return str(y)
+
+    def attention(self, x: str, spec: Attention, module: AttentionMixer, name: str) -> str:
+        """Queries, keys, values, positions, the kernel, the output."""
+        g = self.graph
+        for what, asked in (("sinks", spec.sinks), ("value_residual", spec.value_residual)):
+            if asked:
+                raise refused(f"attention with {what}", f"attention without {what}")
+        width, groups = module.width, module.kv_heads
+        cuts = g.ints(*module.qkv.parts)
+        q, k, v = g.op("Split", self.linear(x, module.qkv, f"{name}.qkv"), cuts, outputs=3, axis=-1)
+        q = self.place(self.head_norm(q, module.q_norm, spec.heads, f"{name}.q_norm"), spec, module, spec.heads, name)
+        k = self.place(self.head_norm(k, module.k_norm, groups, f"{name}.k_norm"), spec, module, groups, name)
+        wide = -(-width // HEAD) * HEAD
+        q, k, v = (self.widen(y, n, width, wide) for y, n in ((q, spec.heads), (k, groups), (v, groups)))
+        scale = width**-0.5 if spec.scale is None else spec.scale
+        if self.cached:
+            shape: list[int | str] = [1, groups, "past", wide]
+            window = -1 if spec.mask.window is None else spec.mask.window
+            more = {} if spec.softcap is None else {"softcap": spec.softcap}
+            pasts = [self.past(f"{name}.{part}", shape) for part in "kv"]
+            y, *presents = g.op(
+                "GroupQueryAttention", q, k, v, *pasts, "last", "total", outputs=3, domain=MICROSOFT,
+                num_heads=spec.heads, kv_num_heads=groups, scale=scale, local_window_size=window, **more,
+            )  # fmt: skip
+            for part, present in zip("kv", presents, strict=True):
+                self.present(present, f"{name}.{part}", shape)
+        else:
+            if spec.mask.window is not None or spec.mask.causal or spec.softcap is not None:
+                raise refused("an encoder with a window, a causal mask or a soft cap", "mask=FULL in encoders")
+            k, v = (self.repeat(y, groups, spec.heads, wide) for y in (k, v))
+            y = g.op("MultiHeadAttention", q, k, v, domain=MICROSOFT, num_heads=spec.heads, scale=scale)
+        y = self.narrow(y, spec.heads, width, wide)
+        if module.gate is not None:
+            y = g.op("Mul", y, g.op("Sigmoid", self.linear(x, module.gate, f"{name}.gate")))
+        return self.linear(y, module.out, f"{name}.out")
+
+    def place(self, x: str, spec: Attention, module: AttentionMixer, heads: int, name: str) -> str:
+        """Rotary positions of (1, T, H·K), or none."""
+        match spec.position, module.position:
+            case None, _:
+                return x
+            case Rope(), RopePosition() as rope:
+                return self.rotate(x, rope, heads, module.width)
+            case other, _:
+                assert other is not None
+                raise refused(other.kind, "position=Rope(), a table at the embedding, or none")
+
+    def rotate(self, x: str, rope: RopePosition, heads: int, width: int) -> str:
+        """cos and sin from tables; pairs as the layout says."""
+        g, rates = self.graph, rope.rates[torch.float32]
+        angle = torch.arange(self.max_len, dtype=torch.float32)[:, None] * torch.tensor(rates)
+        key = f"rope_{abs(hash((rates, rope.sharpen)))}"
+        tables = [g.weight(f"{key}_{n}", t * rope.sharpen) for n, t in (("cos", angle.cos()), ("sin", angle.sin()))]
+        turned = 2 * len(rates)
+        more = {"rotary_embedding_dim": turned} if turned < width else {}
+        return str(
+            g.op(
+                "RotaryEmbedding",
+                x,
+                self.positions,
+                *tables,
+                domain=MICROSOFT,
+                num_heads=heads,
+                interleaved=int(rope.layout == "interleaved"),
+                **more,
+            )
+        )
+
+    def head_norm(self, x: str, module: nn.Module, heads: int, name: str) -> str:
+        """A norm over each head."""
+        if isinstance(module, nn.Identity):
+            return x
+        g = self.graph
+        cut = g.op("Reshape", x, g.ints(0, 0, heads, -1))
+        return str(g.op("Reshape", self.norm(cut, module, name), g.ints(0, 0, -1)))
+
+    def widen(self, x: str, heads: int, width: int, wide: int) -> str:
+        """Zeros after each head."""
+        if wide == width:
+            return x
+        g = self.graph
+        cut = g.op("Reshape", x, g.ints(0, 0, heads, width))
+        padded = g.op("Pad", cut, g.ints(0, 0, 0, 0, 0, 0, 0, wide - width))
+        return str(g.op("Reshape", padded, g.ints(0, 0, heads * wide)))
+
+    def narrow(self, x: str, heads: int, width: int, wide: int) -> str:
+        """Without the zeros."""
+        if wide == width:
+            return x
+        g = self.graph
+        cut = g.op("Reshape", x, g.ints(0, 0, heads, wide))
+        return str(
+            g.op("Reshape", g.op("Slice", cut, g.ints(0), g.ints(width), g.ints(3)), g.ints(0, 0, heads * width))
+        )
+
+    def repeat(self, x: str, groups: int, heads: int, wide: int) -> str:
+        """Key heads as often as query heads share them: (1, S, G·K) -> (1, S, H·K)."""
+        if groups == heads:
+            return x
+        g = self.graph
+        cut = g.op("Reshape", x, g.ints(0, 0, groups, 1, wide))
+        many = g.op("Expand", cut, g.ints(1, 1, groups, heads // groups, wide))
+        return str(g.op("Reshape", many, g.ints(0, 0, heads * wide)))
+
+    def cross(self, x: str, module: CrossAttention, name: str) -> str:
+        """Over keys and values of the memory, (1, H, S, K), which the encoder's graph gives."""
+        g, heads = self.graph, module.q.out_features // module.width
+        width = module.width
+        q = self.head_norm(self.linear(x, module.q, f"{name}.q"), module.q_norm, heads, f"{name}.q_norm")
+        k, v = (g.input(f"{name}.{part}", [1, heads, "source", width]) for part in "kv")
+        scale = width**-0.5 if module.attend.scale is None else module.attend.scale
+        y = g.op("MultiHeadAttention", q, k, v, domain=MICROSOFT, num_heads=heads, scale=scale)
+        return self.linear(y, module.out, f"{name}.out")
+
+    def project(self, memory: str, module: CrossAttention, name: str) -> None:
+        """Keys and values of the memory, (1, H, S, K), as outputs of the encoder's graph."""
+        g, heads, width = self.graph, module.q.out_features // module.width, module.width
+        groups = module.kv.parts[0] // width
+        k, v = g.op("Split", self.linear(memory, module.kv, f"{name}.kv"), outputs=2, axis=-1, num_outputs=2)
+        k = self.head_norm(k, module.k_norm, groups, f"{name}.k_norm")
+        for part, y in (("k", k), ("v", v)):
+            cut = g.op("Reshape", self.repeat(y, groups, heads, width), g.ints(0, 0, heads, width))
+            shape: list[int | str] = [1, heads, "source", width]
+            g.output(g.op("Transpose", cut, perm=[0, 2, 1, 3]), f"{name}.{part}", shape)
+
+
+def refused(what: str, expected: str) -> SpecError:
+    """What a graph cannot say."""
+    return SpecError(f"export: {what} cannot be written as an ONNX graph; expected {expected}.")

@@ -1,0 +1,117 @@
+"""Products: y = x Wᵀ on coded weights, the slow exact way everywhere, a fast one where the machine has one.
+
+    exact     the matrix in the type of x, a product: any device, any scheme, gradients too
+    int8pack  torch._weight_int8pack_mm                       CPU, int8, x in bfloat16
+    int4pack  torch's _weight_int4pack_mm_for_cpu             CPU, int4 of either kind, x in bfloat16
+    tinygemm  torch._weight_int4pack_mm                       CUDA from compute capability 8, int4, x in bfloat16
+
+The fast ones read weights as they are packed and are for few rows at a time (a decode step); many rows keep the
+arithmetic busy, and there the matrix is made once for all of them. They sum in float32 what was rounded to bfloat16:
+
+    |y - exact| ≤ 2⁻⁸ · (|x| |W|ᵀ + |y|),   plus 2⁻⁸ · 8 s |x| of each group where groups have zero points of their own
+
+Kernels want layouts of their own; the copy is made at first use and takes as many bytes again as 4-bit codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from brickformer.quant.codes import Coded, unpack
+from brickformer.quant.grid import Int4, Int8
+
+FEW: Final = 8
+"""Rows up to which reading packed weights is quicker than making the matrix."""
+
+LANES: Final = 32
+ALIGNED: Final = 64
+
+Product = Callable[[Tensor], Tensor]
+"""x (R, I) in bfloat16 -> (R, O) in bfloat16."""
+
+
+def choose(coded: Coded) -> tuple[str, str]:
+    """(name of the product for few rows, why)."""
+    device = coded.codes.device.type
+    match coded.scheme:
+        case Int8():
+            if device == "cpu":
+                return "int8pack", "torch._weight_int8pack_mm"
+            return "exact", f"torch has no product of int8 weights for {device}"
+        case Int4(group=group):
+            if group < 32:
+                return "exact", f"kernels know groups of 32, 64, 128 and 256, not {group}"
+            if device == "cpu":
+                return "int4pack", "torch's _weight_int4pack_mm_for_cpu"
+            if device == "cuda" and torch.cuda.get_device_capability(coded.codes.device)[0] >= 8:
+                return "tinygemm", "torch._weight_int4pack_mm"
+            return "exact", f"torch has no product of 4-bit weights for this {device}"
+        case other:
+            return "exact", f"torch has no product of {other.kind} weights"
+
+
+def made(coded: Coded) -> Product | None:
+    """The product for few rows, its layout prepared; None where there is only the exact one."""
+    match choose(coded)[0]:
+        case "int8pack":
+            return _int8(coded)
+        case "int4pack":
+            return _int4(coded, 16, lambda c: torch.ops.aten._convert_weight_to_int4pack_for_cpu(c, 1), _CPU)
+        case "tinygemm":
+            return _int4(coded, 8, _for_cuda, _CUDA)
+        case _:
+            return None
+
+
+_CPU: Any = torch.ops.aten._weight_int4pack_mm_for_cpu
+_CUDA: Any = torch.ops.aten._weight_int4pack_mm
+
+
+def _int8(coded: Coded) -> Product:
+    """The kernel checks neither: it reads inputs 16 at a time, past the end of a row, and from aligned memory only."""
+    fill = -coded.inputs % LANES
+    codes, scales = F.pad(coded.codes, (0, fill)) if fill else coded.codes, coded.scales[:, 0].contiguous()
+
+    def product(x: Tensor) -> Tensor:
+        if fill:
+            x = F.pad(x, (0, fill))
+        elif x.data_ptr() % ALIGNED:
+            x = x.clone()
+        return torch._weight_int8pack_mm(x, codes, scales)
+
+    return product
+
+
+def _for_cuda(codes: Tensor) -> Tensor:
+    packed: Any = torch.ops.aten._convert_weight_to_int4pack
+    out: Tensor = packed((codes[:, 0::2] << 4 | codes[:, 1::2]).to(torch.uint8), 8)
+    return out
+
+
+def _int4(coded: Coded, rows: int, layout: Callable[[Tensor], Tensor], multiply: Any) -> Product:
+    """w = s (c - 8) + o with o = s (8 - z). Kernels take outputs in `rows`: more rows of zeros are added and cut."""
+    codes, scales = unpack(coded.codes).int(), coded.scales
+    outputs, size = len(codes), coded.scheme.size or 0
+    assert size, "int4 has groups"
+    offsets = torch.zeros_like(scales)
+    if coded.zeros is not None:
+        offsets = (8.0 - unpack(coded.zeros)[:, : scales.shape[1]].float()).mul(scales.float()).to(scales.dtype)
+    more = -outputs % rows
+    tall = 1024 if multiply is _CUDA else 1  # inputs that CUDA's kernel takes at once
+    wide = -codes.shape[1] % tall
+    codes = F.pad(codes, (0, wide, 0, more), value=8)
+    both = torch.stack([scales.t(), offsets.t()], dim=-1)  # (G, O, 2)
+    both = F.pad(both, (0, 0, 0, more, 0, wide // size)).contiguous()
+    packed, inputs = layout(codes), codes.shape[1]
+    fill = inputs - coded.inputs
+
+    def product(x: Tensor) -> Tensor:
+        y: Tensor = multiply(F.pad(x, (0, fill)) if fill else x, packed, size, both)
+        return y[:, :outputs] if more else y
+
+    return product

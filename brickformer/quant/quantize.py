@@ -1,0 +1,226 @@
+"""quantize: put coded matrices in the place of linear maps, one at a time, so that no second model is ever in memory.
+
+    quantize(model, Int4())                                       round to nearest
+    quantize(model, Int4(), Calibration(readings))                GPTQ on what the model reads
+    quantize(model, Int8(), keep=["stack.layers.0.mixer.out"])    some matrices stay as they are
+
+Any `nn.Linear` of any model. Left as they are: routers of experts (a close call must not depend on rounding), what
+`keep` names, the head where that is asked for, maps that other code reads past their forward (torch's own
+MultiheadAttention). A head tied to a token table leaves it, unless the table is coded with it (`table`): then both read
+the same codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, assert_never, final, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from brickformer.embed import LogitHead, TokenEmbedding
+from brickformer.errors import BrickError, nearest
+from brickformer.linear import FusedLinear
+from brickformer.moe import TopKRouter
+from brickformer.quant.awq import awq
+from brickformer.quant.codes import Coded, check_finite, encode
+from brickformer.quant.gptq import gptq
+from brickformer.quant.grid import Int8, Scheme
+from brickformer.quant.hessian import Reading, gather, in_budget, order_of_calls, output_error
+from brickformer.quant.linear import QuantEmbedding, QuantLinear
+from brickformer.surgery import get, places, replace
+
+Method = Literal["gptq", "awq"]
+Heads = Literal["same", "int8", "keep"]
+"""What becomes of the map to logits: coded as all the rest, in 8 bits, or left as it is."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Calibration:
+    """Data to round by. readings: each has the model read one batch. method: "gptq" or "awq"."""
+
+    readings: Sequence[Reading]
+    method: Method = "gptq"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """What became of one matrix. error: √(‖Δy‖² / ‖y‖²) of its outputs where data was read, else of its weights.
+
+    kind: of the scheme, or "kept". before, after: bytes.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    kind: str
+    error: float
+    before: int
+    after: int
+
+
+def quantize(
+    model: nn.Module,
+    scheme: Scheme,
+    calibration: Calibration | None = None,
+    *,
+    keep: Iterable[str] = (),
+    head: Heads = "same",
+    table: bool = False,
+    progress: Callable[[int, int], None] = lambda done, whole: None,
+) -> list[Matrix]:
+    """Code the matrices of `model`, in place; what became of each, in the model's order.
+
+    keep: names of modules that stay as they are, with all inside them. head: see `Heads`. table: whether token tables
+    are coded too. progress: told how many matrices of how many are done. Nothing changes unless all weights are
+    finite; inputs that are not finite on calibration data leave a model that is coded up to there.
+    Errors: BrickError: nothing to code, coded already, weights that are not finite, an unknown name.
+    """
+    names = list(linears(model, keep, head=head != "keep"))
+    tables = [p.name for p in places(model, TokenEmbedding)] if table else []
+    order = {name: i for i, (name, _) in enumerate(model.named_modules())}
+    kept = [
+        Matrix(p.name, _shape(p.module.weight), "kept", 0.0, _bytes(p.module), _bytes(p.module))
+        for p in places(model, nn.Linear)
+        if isinstance(p.module, nn.Linear) and p.name not in names
+    ]
+    for name in [*names, *tables]:
+        check_finite(_weight(model, name), name)
+    heads = {id(p.module.project) for p in places(model, LogitHead) if isinstance(p.module, LogitHead)}
+    wide = {name for name in names if head == "int8" and id(get(model, name)) in heads}
+    work = _Work(model, scheme, wide, {}, lambda done: progress(done, len(names) + len(tables)))
+    with torch.no_grad():
+        for name in tables:
+            work.code_table(name, names)
+        names = [name for name in names if name not in work.report]
+        if calibration is not None:
+            work.calibrated(names, calibration)
+        for name in names:
+            if name not in work.report:  # no data was read, or none of it comes here: an expert that is never chosen
+                work.put(name, encode(_weight(model, name), work.of(name)))
+    return sorted([*work.report.values(), *kept], key=lambda m: order[m.name])
+
+
+@dataclass(slots=True)
+class _Work:
+    """A model being coded. It holds no module for longer than a step, so that what is replaced is freed."""
+
+    model: nn.Module
+    scheme: Scheme
+    wide: set[str]
+    report: dict[str, Matrix]
+    tell: Callable[[int], None]
+
+    def of(self, name: str) -> Scheme:
+        """How a matrix is coded."""
+        return Int8() if name in self.wide else self.scheme
+
+    def put(self, name: str, coded: Coded, divide: Tensor | None = None, hessian: Tensor | None = None) -> None:
+        """Coded weights in the place of a linear map, and a line of the report."""
+        module = _linear(self.model, name)
+        weight = module.weight.detach()
+        error = output_error(weight, coded, divide, hessian)
+        self.report[name] = Matrix(name, _shape(weight), coded.scheme.kind, error, weight.nbytes, coded.nbytes)
+        parts = module.parts if isinstance(module, FusedLinear) else (module.out_features,)
+        made = QuantLinear(coded.scheme, parts, module.in_features, bias=module.bias, divide=divide, coded=coded)
+        replace(self.model, name, made.train(module.training))
+        self.tell(len(self.report))
+
+    def calibrated(self, names: Sequence[str], calibration: Calibration) -> None:
+        """In the order in which data meets them, a few at a time, each fed by what those before it have become."""
+        if not calibration.readings:
+            raise BrickError("quantize: got no calibration data, expected at least one batch.")
+        if calibration.method not in get_args(Method):
+            raise BrickError(f"quantize: method: got {calibration.method!r}, expected 'gptq' or 'awq'.")
+        widths = {name: _linear(self.model, name).in_features for name in names}
+        budget = max(_bytes(_linear(self.model, name)) for name in names)
+        met = order_of_calls(self.model, names, calibration.readings)
+        for some in in_budget({name: widths[name] for name in met}, budget):
+            seen = gather(self.model, some, calibration.readings)
+            for name in some:
+                hessian, weight = seen.pop(name), _weight(self.model, name)
+                match calibration.method:
+                    case "gptq":
+                        self.put(name, gptq(weight, self.of(name), hessian), None, hessian)
+                    case "awq":
+                        self.put(name, *awq(weight.float(), self.of(name), hessian), hessian)
+                    case other:
+                        assert_never(other)
+
+    def code_table(self, name: str, names: Sequence[str]) -> None:
+        """A token table, and every head that is tied to it: one set of codes."""
+        embedding = get(self.model, name)
+        assert isinstance(embedding, TokenEmbedding)
+        weight = embedding.weight
+        tied = [n for n in names if _linear(self.model, n).weight is weight]
+        scheme = self.of(tied[0]) if tied else self.scheme
+        coded = encode(weight, scheme)
+        error = output_error(weight.detach(), coded)
+        made = QuantEmbedding(scheme, *weight.shape, like=weight.detach(), coded=coded)
+        replace(self.model, name, made.train(embedding.training))
+        kind = scheme.kind
+        self.report[name] = Matrix(name, _shape(weight), kind, error, weight.nbytes, coded.nbytes)
+        for other in tied:
+            module = _linear(self.model, other)
+            new = QuantLinear(scheme, (module.out_features,), module.in_features, bias=module.bias, coded=coded)
+            replace(self.model, other, new.train(module.training))
+            self.report[other] = Matrix(other, _shape(weight), f"{kind}, tied", error, 0, 0)
+        self.tell(len(self.report))
+
+
+def linears(model: nn.Module, keep: Iterable[str] = (), *, head: bool = True) -> dict[str, nn.Linear]:
+    """The maps that would be coded. Errors: BrickError: none, coded already, an unknown name in `keep`."""
+    if any(True for _ in places(model, QuantLinear, QuantEmbedding)):
+        raise BrickError("quantize: the model is quantized already. Start from the one in full precision.")
+    known = dict(model.named_modules())
+    kept = list(keep)
+    for name in kept:
+        if name not in known:
+            raise BrickError(f"quantize: keep {name!r}: the model has no such module; {nearest(name, known)}")
+    spared = set(_spared(model, head))
+    found = {
+        p.name: p.module
+        for p in places(model, nn.Linear)
+        if isinstance(p.module, nn.Linear)
+        and p.module not in spared
+        and not any(p.name == k or p.name.startswith(f"{k}.") for k in kept)
+    }
+    if not found:
+        raise BrickError("quantize: no linear map is left to quantize. Keep fewer of them.")
+    return found
+
+
+def _spared(model: nn.Module, head: bool) -> Iterator[nn.Module]:
+    for module in model.modules():
+        match module:
+            case TopKRouter() | NonDynamicallyQuantizableLinear():
+                yield from module.modules()
+            case LogitHead() if not head:
+                yield from module.modules()
+            case _:
+                pass
+
+
+def _linear(model: nn.Module, name: str) -> nn.Linear:
+    module = get(model, name)
+    assert isinstance(module, nn.Linear)
+    return module
+
+
+def _weight(model: nn.Module, name: str) -> Tensor:
+    weight = get(model, name).weight
+    assert isinstance(weight, Tensor)
+    return weight.detach()
+
+
+def _bytes(module: nn.Module) -> int:
+    assert isinstance(module.weight, Tensor)
+    return module.weight.nbytes
+
+
+def _shape(weight: Tensor | nn.Module) -> tuple[int, int]:
+    assert isinstance(weight, Tensor)
+    return weight.shape[0], weight.shape[1]

@@ -1,0 +1,224 @@
+"""A trained run for ONNX Runtime: exported, its logits checked there, and used to write.
+
+    RUN/onnx/decoder.onnx, encoder.onnx, onnx.json      whole or not there; made by `export_run`, read by `Onnx.open`
+
+In full precision it writes the same tokens as we do; in 8 and 4 bits ONNX Runtime also rounds what goes into a product,
+block by block, to 8 bits (accuracy level 4), which is part of the gap that is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from brickformer.errors import BrickError, RunError, SpecError
+from brickformer.export.engine import Reader
+from brickformer.export.graph import Blocks
+from brickformer.export.onnx import export_onnx
+from brickformer.generate import Generation, Sampling, Stats, Stop, Writer
+from brickformer.generate.engine import Decoding
+from brickformer.generate.feed import Rows
+from brickformer.generate.prefix import Prefix
+from brickformer.generate.rows import Plan, open_rows
+from brickformer.generate.sampling import Uniform
+from brickformer.quant import Int4, Int8, QuantEmbedding, QuantLinear, Scheme, quantize
+from brickformer.quant.codes import Coded
+from brickformer.recipes.run import forward
+from brickformer.recipes.trained import Trained
+from brickformer.recipes.weighted import is_quantized
+from brickformer.train import RunFolder
+from brickformer.train.files import read_json, write_json, write_whole, writing
+
+FOLDER: Final = "onnx"
+BLOCK: Final = 64
+"""Inputs of a block where a scheme has one scale a row."""
+CHECKED: Final = 32
+"""Tokens of a held-out row whose logits are compared."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """What ONNX Runtime answers beside what we answer, over `tokens`: the largest difference of logits, the largest
+    logit, and how often the most probable token is the same."""
+
+    gap: float
+    largest: float
+    same: int
+    tokens: int
+
+    def __str__(self) -> str:
+        """In words."""
+        near = f"largest gap {self.gap:.2g} of logits up to {self.largest:.3g}"
+        return f"{near}; the same best token in {self.same} of {self.tokens}"
+
+
+def export_run(path: Path, scheme: Scheme | None, out: Path | None = None) -> tuple[Path, Gap, int]:
+    """(the folder, the gap on a held-out row, bytes). scheme: how plain weights are rounded first, or None.
+
+    Errors: BrickError: a brick or codes that a graph cannot say, a run that is quantized already and a scheme.
+    """
+    if scheme is not None and is_quantized(RunFolder.open(path)):
+        raise RunError(f"{path}: is quantized already, and is exported with the bits it has. Leave --bits out.")
+    trained = Trained.open(path, device=torch.device("cpu"))
+    if scheme is not None:
+        quantize(trained.model, scheme)
+    made = export_onnx(trained.model, matrix_of)
+    reader = Reader(made.graphs, made.facts(), torch.get_num_threads())
+    gap = compare(trained, reader)
+    folder = out or path / FOLDER
+    part = folder.with_name(f".{folder.name}.part")
+    with writing(folder):
+        try:
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            for name, graph in made.graphs.items():
+                write_whole(part / f"{name}.onnx", graph)
+            sizes = {name: len(graph) for name, graph in made.graphs.items()}
+            write_json(part / "onnx.json", {"format": 1, "graphs": sizes, **made.facts()})
+            if folder.exists():
+                shutil.rmtree(folder)
+            os.replace(part, folder)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+    return folder, gap, sum(map(len, made.graphs.values()))
+
+
+def matrix_of(module: nn.Module) -> Tensor | Blocks:
+    """The weights of a linear map or a token table. Errors: SpecError for codes that a graph has not."""
+    match module:
+        case QuantLinear():
+            return blocks(module.coded, module.divide)
+        case QuantEmbedding():
+            return module.coded.weight()  # ONNX looks rows up in plain tables
+        case _:
+            weight = module.weight
+            assert isinstance(weight, Tensor)
+            return weight.detach()
+
+
+def blocks(coded: Coded, divide: Tensor | None) -> Blocks:
+    """Codes as MatMulNBits reads them."""
+    outputs, groups = len(coded.codes), coded.scales.shape[1]
+    d = None if divide is None else divide.float().numpy()
+    match coded.scheme:
+        case Int4(group=group):
+            codes = coded.codes.view(outputs, groups, group // 2).numpy()
+            zeros = None if coded.zeros is None else coded.zeros.numpy()
+            scales = coded.scales.float().numpy()
+            return Blocks(4, group, coded.inputs, outputs, codes, scales, zeros, d)
+        case Int8():
+            count = -(-coded.inputs // BLOCK)
+            shifted = np.full((outputs, count * BLOCK), 128, np.uint8)
+            shifted[:, : coded.inputs] = (coded.codes.numpy().astype(np.int16) + 128).astype(np.uint8)
+            scales = np.repeat(coded.scales.float().numpy(), count, axis=1)
+            return Blocks(8, BLOCK, coded.inputs, outputs, shifted.reshape(outputs, count, BLOCK), scales, None, d)
+        case other:
+            raise SpecError(f"export: {other.kind} cannot be written as an ONNX graph; expected int4 or int8.")
+
+
+@torch.inference_mode()
+def compare(trained: Trained, reader: Reader) -> Gap:
+    """Token by token on the first held-out row, against the exact product of the same codes."""
+    data = trained.run.task.prepare(trained.run.seed)
+    batch = next(iter(data.validation(1)))
+    ids = batch.inputs[:, :CHECKED]
+    ours = forward(trained.model, batch)[0, :CHECKED]
+    reader.begin(None if batch.src is None else batch.src[0].tolist(), room=len(ids[0]))
+    theirs = torch.cat([reader.feed([token]) for token in ids[0].tolist()])
+    same = int((ours.argmax(-1) == theirs.argmax(-1)).sum())
+    return Gap(float((ours - theirs).abs().max()), float(ours.abs().max()), same, len(ours))
+
+
+@final
+class Onnx:
+    """A run as exported, ready to write."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+
+    @classmethod
+    def open(cls, path: Path) -> Onnx:
+        """The graphs in RUN/onnx. Errors: RunError: not exported, cut off; BrickError: no ONNX Runtime."""
+        folder = path / FOLDER
+        file = folder / "onnx.json"
+        if not file.is_file():
+            raise RunError(f"{path}: has not been exported. Run: brick export {path} --to onnx")
+        facts = read_json(file)
+        graphs = {}
+        try:
+            for name, size in facts["graphs"].items():
+                graphs[name] = (folder / f"{name}.onnx").read_bytes()
+                if len(graphs[name]) != size:
+                    raise RunError(
+                        f"{folder / name}.onnx: broken: {len(graphs[name])} bytes, expected {size}. Export it again."
+                    )
+            return cls(Reader(graphs, facts, torch.get_num_threads()))
+        except OSError as e:
+            raise RunError(f"{e.filename}: cannot be read: {e.strerror}. Export it again.") from None
+        except (KeyError, TypeError, AttributeError):
+            raise RunError(f"{file}: broken: it does not say what the graphs take. Export it again.") from None
+
+    def generate(
+        self, writer: Writer, texts: Sequence[str], sampling: Sampling, stop: Stop, *, samples: int = 1
+    ) -> Generation:
+        """Answers, one row after another. writer: reads and writes text. A text that cannot be read has its error."""
+        plan, stats = Plan.of(writer, sampling, stop), Stats()
+        results = []
+        for i, text in enumerate(texts):
+            for n in range(samples):
+                (row,) = open_rows(writer, plan, i, text, [Uniform(sampling.seed, n)], None)
+                row.result.sample = n
+                if not row.done:
+                    run = Decoding([row], OnnxFeed(writer, stats, self.reader))
+                    run.start()
+                    while run.lanes:
+                        run.step()
+                results.append(row.result)
+        return Generation(results, stats)
+
+
+@final
+class OnnxFeed:
+    """Feeds one row to ONNX Runtime: what `Feed` is for a model of ours."""
+
+    use_cache = True
+    full = False
+    compile_s = 0.0
+
+    def __init__(self, writer: Writer, stats: Stats, reader: Reader) -> None:
+        self.writer, self.stats, self.reader = writer, stats, reader
+
+    def begin(self, rows: Rows, sources: Rows | None, more: int) -> Tensor:
+        """Read a whole row."""
+        self.reader.begin(None if sources is None else sources[0], room=min(len(rows[0]) + more, self.reader.max_len))
+        logits = self.reader.feed(rows[0])
+        self.stats.cache_bytes = max(self.stats.cache_bytes, self.reader.nbytes)
+        return logits
+
+    def begin_at(self, prefix: Prefix, rest: Rows) -> Tensor:
+        """Errors: BrickError: states of ours are no caches of ONNX Runtime."""
+        raise BrickError("--engine onnx: cannot go on from a kept prompt. Leave one of them out.")
+
+    def next(self, ids: Tensor, rows: Callable[[], tuple[Rows, Rows | None]], more: int) -> Tensor:
+        """One more token."""
+        return self.reader.feed(ids[0].tolist())
+
+    def select(self, rows: Tensor) -> None:
+        """There is one row."""
+
+
+def described(folder: Path) -> str:
+    """What is in an exported folder, in a line."""
+    facts = json.loads((folder / "onnx.json").read_text())
+    return ", ".join(f"{name}.onnx {size:,} bytes" for name, size in facts["graphs"].items())

@@ -1,0 +1,140 @@
+"""Quantize a trained run: a new run folder with small weights, and a receipt of what that cost.
+
+    runs/NAME-int4-001/    what a run folder holds, weights coded;  receipt.json, receipt.txt, receipt.png
+
+The folder is there when all of it is, or not at all. Loss and exact match are those of the run's own held-out data.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import nn
+
+from brickformer.errors import RunError
+from brickformer.generate import Sampling, Stop, generate
+from brickformer.quant import Calibration, Heads, Matrix, Method, Receipt, Scheme, entry, quantize
+from brickformer.recipes.run import forward
+from brickformer.recipes.trained import Trained
+from brickformer.recipes.weighted import ENTRY, is_quantized, plain_spec
+from brickformer.tasks import Data
+from brickformer.train import RunFolder, mean_loss
+from brickformer.train.files import write_json, write_whole
+
+TIMED = 32
+"""Tokens of an answer whose time is taken."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a run is quantized.
+
+    calibrate: batches of training data to round by, 0 for none. worst: how many matrices with the largest errors stay
+    as they are, beside those named in `keep`. head, table: see `quantize`.
+    """
+
+    scheme: Scheme
+    calibrate: int = 0
+    method: Method = "gptq"
+    keep: Sequence[str] = ()
+    worst: int = 0
+    head: Heads = "same"
+    table: bool = False
+
+    def __str__(self) -> str:
+        """In words."""
+        how = f"{self.method} on {self.calibrate} batches" if self.calibrate else "rounded to nearest"
+        return f"{self.scheme!r}, {how}"
+
+
+def quantize_run(
+    path: Path, plan: Plan, *, root: Path | None = None, progress: Callable[[int, int], None] = lambda done, whole: None
+) -> tuple[RunFolder, Receipt]:
+    """The new folder, in `root` (default: beside the run), and the receipt. Errors: BrickError; nothing is left."""
+    folder = RunFolder.open(path)
+    if is_quantized(folder):
+        raise RunError(f"{path}: is quantized already. Quantize the run that it was made from.")
+    trained = Trained.open(path)
+    data = trained.run.task.prepare(trained.run.seed)
+    weights = folder.path / "weights.safetensors"
+    before = {**measure(trained, data), "file bytes": float(weights.stat().st_size)}
+    keep = list(plan.keep)
+    if plan.worst:
+        keep += Receipt("", _coded(trained.model, plan, keep, data, trained, progress)).worst(plan.worst)
+        trained = Trained.open(path)
+    matrices = _coded(trained.model, plan, keep, data, trained, progress)
+    after = measure(trained, data)
+    spec = {**plain_spec(folder), ENTRY: entry(trained.model)}
+    name = f"{trained.run.name}-{plan.scheme.kind}"
+    made = RunFolder.create(root or path.parent, name, spec=spec, run=folder.run(), tokenizer=folder.tokenizer())
+    try:
+        made.save_weights(trained.model.state_dict(), trained.step)
+        after["file bytes"] = float((made.path / "weights.safetensors").stat().st_size)
+        receipt = Receipt(str(plan), matrices, before, after)
+        write_json(made.path / "receipt.json", receipt.to_dict())
+        write_whole(made.path / "receipt.txt", (receipt.table() + "\n").encode())
+        picture = io.BytesIO()
+        receipt.picture().savefig(picture, format="png")
+        write_whole(made.path / "receipt.png", picture.getvalue())
+    except BaseException:
+        shutil.rmtree(made.path, ignore_errors=True)
+        raise
+    return made, receipt
+
+
+def _coded(
+    model: nn.Module,
+    plan: Plan,
+    keep: Sequence[str],
+    data: Data,
+    trained: Trained,
+    progress: Callable[[int, int], None],
+) -> list[Matrix]:
+    size = trained.run.train.batch
+    readings = [lambda m, i=i: forward(m, data.batch(i, size)) for i in range(plan.calibrate)]
+    calibration = Calibration(readings, plan.method) if readings else None
+    return quantize(model, plan.scheme, calibration, keep=keep, head=plan.head, table=plan.table, progress=progress)
+
+
+@torch.inference_mode()
+def measure(trained: Trained, data: Data) -> dict[str, float]:
+    """Loss on the held-out batches, bits a byte of running text or exact match of answers, milliseconds a token."""
+    size = trained.run.train.batch
+    found = {"loss": mean_loss(trained.model, data.validation(size), forward)}
+    if trained.writes_text:
+        characters = [ids for batch in data.validation(size) for ids in batch.targets.tolist()]
+        tokens = sum(map(len, characters))
+        octets = sum(len(data.target.decode(ids).encode()) for ids in characters)
+        found["bits a byte"] = found["loss"] / math.log(2.0) * tokens / max(1, octets)
+    else:
+        found["exact"] = exact_match(trained, data, trained.run.answers)
+    found["ms a token"] = ms_token(trained, data)
+    return found
+
+
+def exact_match(trained: Trained, data: Data, most: int) -> float:
+    """The share of held-out sources whose greedy answer is right, end included."""
+    pairs = data.examples()[:most]
+    stop = Stop(max_tokens=data.max_target)
+    results = trained.generate([source for source, _ in pairs], Sampling(), stop).results
+    right = sum(r.finish == "stop" and r.text == said for r, (_, said) in zip(results, pairs, strict=True))
+    return right / max(1, len(pairs))
+
+
+def ms_token(trained: Trained, data: Data) -> float:
+    """The best of three answers to one prompt, as `brick generate` writes them."""
+    prompt: list[int]
+    if trained.writes_text:
+        prompt = next(iter(data.validation(1))).inputs[0, :8].tolist()
+    else:
+        prompt = trained.writer.given(data.examples()[0][0])[1] or []
+    writer, stop = trained.write(packed=True), Stop(max_tokens=TIMED)
+    return min(generate(writer, [prompt], stop=stop).stats.ms_token for _ in range(3))

@@ -1,0 +1,97 @@
+"""`brick quantize`, `brick export` and `brick generate --engine onnx`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from cli.conftest import Brick, contents
+
+ITEMS = ["7 1 4", "1 2 3 4", "9 8 7 6 5 4"]
+
+
+def test_a_quantized_run_answers_as_before(brick: Brick, trained: Path) -> None:
+    before, answers = contents(trained), brick("generate", trained, *ITEMS).out
+    for more in (["--bits", "8"], ["--bits", "4", "--calibrate", "2", "--keep", "worst:1"]):
+        said = brick("quantize", trained, *more, "--out", ".")
+        assert said.code == 0 and "100.0 % → 100.0 %" in said.out and "file bytes" in said.out
+        folder = Path(said.out.split("use it:  brick generate ")[1].split()[0])
+        assert brick("generate", folder, *ITEMS).out == answers
+        receipt = json.loads((folder / "receipt.json").read_text())
+        assert (folder / "receipt.png").is_file() and receipt["after"]["exact"] == 1.0
+        size = (folder / "weights.safetensors").stat().st_size
+        assert size < 0.5 * (trained / "weights.safetensors").stat().st_size
+    assert [m["kind"] for m in receipt["matrices"]].count("kept") == 1
+    assert contents(trained) == before
+    assert "13 × Int8()" not in brick("explain", trained).out
+    assert "× Int4(): a decode step by int4pack" in brick("explain", folder).out
+    assert brick("show", folder).code == 0 and brick("score", folder, "7 1 4\t4 1 7").code == 0
+
+
+def test_bad_requests_to_quantize(brick: Brick, tiny: Path) -> None:
+    assert "has not 4 bits. Use int4 or nf4" in brick("quantize", tiny, "--bits", "4", "--kind", "int8").error
+    assert "Leave --group out" in brick("quantize", tiny, "--bits", "8", "--group", "32").error
+    assert "16, 32, 64, 128 or 256" in brick("quantize", tiny, "--bits", "4", "--group", "7").error
+    assert "no such field" in brick("quantize", tiny, "--bits", "4", "--set", "grup=32").error
+    assert "0 batches or more" in brick("quantize", tiny, "--bits", "4", "--calibrate", "-1").error
+    assert "no such module" in brick("quantize", tiny, "--bits", "4", "--keep", "nothing").error
+    assert "no such run folder" in brick("quantize", "nowhere", "--bits", "4").error
+    made = brick("quantize", tiny, "--bits", "4", "--set", "symmetric=false", "--group", "16", "--out", ".")
+    assert made.code == 0 and "Int4(group=16, symmetric=False)" in made.out
+    assert "quantized already" in brick("quantize", "reverse-int4-001", "--bits", "8").error
+    assert "is for use" in brick("train", "--resume", "reverse-int4-001").error
+    path = Path("reverse-int4-001/weights.safetensors")
+    path.write_bytes(path.read_bytes()[:-9])
+    assert "broken" in brick("generate", "reverse-int4-001", "7 1 4").error
+
+
+def test_onnx_writes_the_same(brick: Brick, trained: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    assert f"Run: brick export {run} --to onnx" in brick("generate", run, "7 1 4", "--engine", "onnx").error
+    answers = brick("generate", run, *ITEMS).out
+    for more in ([], ["--bits", "8"], ["--bits", "4"]):
+        said = brick("export", run, "--to", "onnx", *more)
+        assert said.code == 0 and "the same best token in" in said.out and "decoder.onnx" in said.out
+        if not more:
+            assert float(said.out.split("largest gap ")[1].split()[0]) < 1e-4
+        theirs = brick("generate", run, *ITEMS, "--engine", "onnx", "--stats")
+        assert theirs.out == answers and "ms a token" in theirs.err
+    drawn = ["--set", "temperature=2.0", "--set", "seed=3", "--samples", "3"]
+    brick("export", run, "--to", "onnx")
+    assert brick("generate", run, *ITEMS, *drawn, "--engine", "onnx").out == brick("generate", run, *ITEMS, *drawn).out
+    said = brick("generate", run, "7 1 4", "7 x 4", "1 2 3", "--engine", "onnx")
+    assert said.code == 2 and said.out == "4 1 7\n3 2 1\n" and "'7 x 4'" in said.err
+
+
+def test_bad_requests_to_export(brick: Brick, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(tiny, run)
+    assert brick("export", run, "--to", "onnx").code == 0
+    for option in (["--set", "width=2"], ["--stream"], ["--no-cache"], ["--cache", "int8"], ["--draft", "lookup"]):
+        assert "exclude each other" in brick("generate", run, "7 1 4", "--engine", "onnx", *option).error
+    before = contents(run)
+    monkeypatch.setattr("brickformer.recipes.onnx.write_json", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+    assert "the disk is full" in brick("export", run, "--to", "onnx", "--bits", "4").error
+    assert contents(run) == before
+    monkeypatch.undo()
+    file = run / "onnx" / "decoder.onnx"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert "broken" in brick("generate", run, "7 1 4", "--engine", "onnx").error
+    (run / "onnx" / "onnx.json").write_text("{}")
+    assert "Export it again" in brick("generate", run, "7 1 4", "--engine", "onnx").error
+    brick("quantize", run, "--bits", "4", "--kind", "nf4", "--out", ".")
+    assert "nf4 cannot be written" in brick("export", "reverse-nf4-001", "--to", "onnx").error
+    brick("quantize", run, "--bits", "4", "--out", ".")
+    assert "Leave --bits out" in brick("export", "reverse-int4-001", "--to", "onnx", "--bits", "8").error
+
+
+def test_without_onnx_runtime(brick: Brick, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    for package in ("onnx", "onnxruntime"):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, package, None)
+            assert 'pip install "brickformer[onnx]"' in brick("export", tiny, "--to", "onnx").error

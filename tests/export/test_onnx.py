@@ -1,0 +1,193 @@
+"""ONNX graphs: the same logits as ours, token by token; what a graph cannot say is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from brickformer import (
+    GLU,
+    MLP,
+    Alibi,
+    Attention,
+    Decoder,
+    Embed,
+    Head,
+    Layer,
+    LayerNorm,
+    Learned,
+    Mask,
+    RMSNorm,
+    Rope,
+    Spec,
+    gpt2,
+    llama,
+    vaswani,
+)
+from brickformer.errors import BrickError, RunError, SpecError, StateError
+from brickformer.export.engine import Reader
+from brickformer.export.graph import Graph
+from brickformer.export.onnx import export_onnx
+from brickformer.mixers.lstm import LSTM
+from brickformer.mixers.pointwise import Pointwise
+from brickformer.mixers.shortconv import ShortConv
+from brickformer.models import AnyModel, EncoderDecoderModel, ModelSpec
+from brickformer.moe import MoE
+from brickformer.norms import DynamicTanh, ScaleNorm
+from brickformer.positions import Yarn
+from brickformer.quant import NF4, Int4, Int8, Scheme, quantize
+from brickformer.recipes.onnx import matrix_of
+
+V, T = 40, 80
+
+
+def one(mixer: Spec | None = None, ffn: Spec | None = None, **more: object) -> Decoder:
+    layer = Layer(mixer or Attention(heads=4, position=Rope()), GLU(48) if ffn is None else ffn, **more)
+    return Decoder(V, 64, (layer, layer))
+
+
+SPECS: dict[str, Callable[[], ModelSpec]] = {
+    "llama, grouped keys": lambda: llama(vocab=V, dim=64, depth=2, heads=4, kv_heads=2, hidden=48),
+    "llama, tied": lambda: llama(vocab=V, dim=64, depth=1, heads=2, hidden=48, tied=True),
+    "gpt2": lambda: gpt2(vocab=V, dim=64, depth=2, heads=4, max_len=100),
+    "vaswani": lambda: vaswani(vocab=V, dim=64, depth=2, heads=4, hidden=80, max_len=100, shared=True),
+    "vaswani, post": lambda: vaswani(vocab=V, dim=32, depth=1, heads=4, hidden=80, max_len=100, place="post"),
+    "cross-attention, grouped, normed": lambda: vaswani(vocab=V, dim=64, depth=1, heads=4, hidden=32).but(
+        **{"decoder.layers.0.cross.kv_heads": 2, "decoder.layers.0.cross.qk_norm": RMSNorm(),
+           "encoder.layers.0.mixer.kv_heads": 2, "encoder.layers.0.mixer.position": Rope()}
+    ),
+    "window": lambda: one(Attention(heads=4, mask=Mask(window=5))),
+    "window of one": lambda: one(Attention(heads=4, mask=Mask(window=1))),
+    "half turned, normed heads": lambda: one(Attention(heads=4, qk_norm=RMSNorm(), position=Rope(width=8))),
+    "interleaved, slowed": lambda: one(
+        Attention(heads=4, position=Rope(layout="interleaved", scaling=Yarn(factor=4.0, original=16)))
+    ),
+    "heads of 12": lambda: one(
+        Attention(heads=4, head_dim=12, position=Rope(), mask=Mask(window=6), qk_norm=LayerNorm(bias=False))
+    ),
+    "soft caps": lambda: one(Attention(heads=4, softcap=2.0)).but(**{"head": Head(softcap=3.0)}),
+    "gate, biases, scale": lambda: one(Attention(heads=4, gate=True, bias=True, scale=0.3)),
+    "short convolutions": lambda: Decoder(
+        V, 64, (Layer(ShortConv(Attention(4, position=Rope()), 3)), Layer(ShortConv(Pointwise(GLU(40)), 4)))
+    ),
+    "parallel": lambda: one(Attention(4), MLP(40), arrange="parallel", layerscale=0.3),
+    "parallel, two norms": lambda: one(Attention(4), MLP(40, activation="gelu"), arrange="parallel_norms"),
+    "peri, layerscale": lambda: one(ffn=MLP(40, activation="gelu_tanh"), place="peri", layerscale=0.2),
+    "branch, relu2": lambda: one(ffn=GLU(40, activation="relu2"), place="branch", norm=DynamicTanh()),
+    "deep, scalenorm": lambda: one(ffn=MLP(40, activation="silu"), place="deep", norm=ScaleNorm()),
+    "loops": lambda: one().but(loops=3),
+    "table, norm": lambda: one(Attention(4)).but(
+        embed=Embed(position=Learned(100), scaled=True, norm=LayerNorm()), head=Head(tied=False, bias=True)
+    ),
+}  # fmt: skip
+
+
+def lively(spec: ModelSpec) -> AnyModel:
+    """Gains, biases and tables that are not what they start as."""
+    model = spec.build().eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.2 * torch.randn_like(p) * (p.abs().mean() + 0.1))
+    return model
+
+
+def read(model: AnyModel) -> tuple[Reader, torch.Tensor, list[int], list[int] | None]:
+    """The graphs ready to read, our logits of a whole row, the row, its source."""
+    made = export_onnx(model, matrix_of)
+    ids, source = torch.randint(1, V, (1, T)), None
+    with torch.no_grad():
+        if isinstance(model, EncoderDecoderModel):
+            source = torch.randint(1, V, (1, 11))
+            ours = model(source, ids)[0]
+            source = source[0].tolist()
+        else:
+            ours = model(ids)[0]
+    return Reader(made.graphs, made.facts(), 1), ours, ids[0].tolist(), source
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_logits_are_ours(name: str) -> None:
+    """A prompt, single tokens past the slots that were asked for, a chunk, and a second row after the first."""
+    reader, ours, ids, source = read(lively(SPECS[name]()))
+    near = {"rtol": 1e-4, "atol": 1e-4 * float(ours.abs().max())}
+    for room in (7, T):
+        reader.begin(source, room=room)
+        torch.testing.assert_close(reader.feed(ids[:7])[0], ours[6], **near)
+        for t in range(7, T - 6):
+            torch.testing.assert_close(reader.feed(ids[t : t + 1])[0], ours[t], **near)
+        torch.testing.assert_close(reader.feed(ids[T - 6 :])[0], ours[-1], **near)
+    assert reader.nbytes > 0
+
+
+@pytest.mark.parametrize("scheme", [Int8(), Int4(), Int4(group=16, symmetric=False), Int4(group=128)], ids=repr)
+@pytest.mark.parametrize("name", ["llama, grouped keys", "vaswani", "heads of 12"])
+def test_coded_weights_are_the_same_weights(name: str, scheme: Scheme) -> None:
+    """Within what 8 bits of the inputs cost; a wrong nibble, zero point or scale would cost far more."""
+    model = lively(SPECS[name]())
+    quantize(model, scheme)
+    reader, ours, ids, source = read(model)
+    reader.begin(source)
+    theirs = torch.cat([reader.feed([i]) for i in ids[:20]])
+    assert (theirs - ours[:20]).norm() < 0.05 * ours[:20].norm()
+    plain = export_onnx(lively(SPECS[name]()), matrix_of, max_len=T)
+    small = export_onnx(model, matrix_of, max_len=T)
+    assert all(len(small.graphs[side]) < 0.8 * len(plain.graphs[side]) for side in plain.graphs)
+
+
+def test_inputs_that_were_divided() -> None:
+    from brickformer.quant import Calibration
+
+    model = lively(SPECS["llama, grouped keys"]())
+    with torch.no_grad():
+        model.embed.tokens.weight[:, 3] *= 30.0
+    quantize(model, Int4(), Calibration([lambda m: m(torch.randint(0, V, (4, 30)))], "awq"))
+    assert any(m.divide is not None for m in model.modules() if hasattr(m, "divide"))
+    reader, ours, ids, _ = read(model)
+    reader.begin()
+    theirs = torch.cat([reader.feed([i]) for i in ids[:20]])
+    assert (theirs - ours[:20]).norm() < 0.05 * ours[:20].norm()
+
+
+REFUSED: dict[str, tuple[Callable[[], ModelSpec], str]] = {
+    "alibi": (lambda: one(Attention(4, position=Alibi())), "alibi"),
+    "lstm": (lambda: one(LSTM()), "lstm"),
+    "moe": (lambda: one(ffn=MoE(2, GLU(8))), "moe"),
+    "sinks": (lambda: one(Attention(4, sinks=True)), "sinks"),
+    "values": (lambda: one(Attention(4, value_residual=True)), "value_residual"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_graph_cannot_say_is_refused_by_name(name: str) -> None:
+    make, what = REFUSED[name]
+    with pytest.raises(SpecError, match=f"export: .*{what}.*expected"):
+        export_onnx(make().build(), matrix_of)
+
+
+def test_other_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = lively(SPECS["gpt2"]())
+    with pytest.raises(SpecError, match="an encoder alone"):
+        export_onnx(vaswani(vocab=V, dim=8, depth=1, heads=2, hidden=8).encoder.build(), matrix_of)
+    reader, _, ids, _ = read(model)
+    reader.begin()
+    reader.feed(ids)
+    with pytest.raises(StateError, match="has 100 positions; asked for token 101"):
+        reader.feed(ids[:21])
+    with pytest.raises(RunError, match="cannot be loaded"):
+        Reader({"decoder": b"nonsense"}, export_onnx(model, matrix_of).facts(), 1)
+    quantize(model, NF4())
+    with pytest.raises(SpecError, match="nf4 cannot be written"):
+        export_onnx(model, matrix_of)
+    monkeypatch.setattr("brickformer.export.graph.LIMIT", 1000)
+    with pytest.raises(BrickError, match="at most .* in one graph. Export it with --bits 4"):
+        export_onnx(one().build(), matrix_of)
+
+
+def test_a_constant_stands_in_a_graph_once() -> None:
+    graph = Graph()
+    assert graph.ints(1, 2) == graph.ints(1, 2) != graph.ints(12) and len(graph.weights) == 2
+    made = lively(SPECS["loops"]())
+    three, once = (len(export_onnx(m, matrix_of).graphs["decoder"]) for m in (made, lively(one())))
+    assert three < 1.1 * once, "weights that are met again"
