@@ -27,12 +27,12 @@ from torch import Tensor, nn
 
 from brickformer.errors import RunError, nearest
 
+from brickformer.train.files import read_json, read_tensors, write_json, write_tensors, writing
+
 try:
     import fcntl
 except ImportError:  # Windows: two processes that resume one run are not told apart there
     fcntl = None  # type: ignore[assignment]
-
-from brickformer.train.files import read_json, read_tensors, write_json, write_tensors, writing
 
 Json = Mapping[str, Any]
 
