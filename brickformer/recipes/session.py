@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 from brickformer.errors import RunError
+from brickformer.files import write_json
 from brickformer.generate import Sampling, Stop
 from brickformer.recipes.run import Run, check_lengths, completed, forward
 from brickformer.recipes.trained import Trained, best_device, run_of
 from brickformer.tasks import Data, dump_tokenizers
 from brickformer.train import Progress, Result, RunFolder, fit, mean_loss
-from brickformer.train.files import write_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import final
 import torch
 
 from brickformer.errors import BrickError, DataError, RunError, SpecError
+from brickformer.files import read_text
 from brickformer.generate import (
     Beam,
     Generation,
@@ -31,7 +32,6 @@ from brickformer.spec import read
 from brickformer.state import CacheType
 from brickformer.tasks import Tokenizer, load_tokenizers
 from brickformer.train import RunFolder
-from brickformer.train.files import read_text
 
 
 @final
