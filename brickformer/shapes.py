@@ -18,9 +18,15 @@ from brickformer.models import AnyModel, ModelSpec
 
 def shapes_of(spec: ModelSpec) -> AnyModel:
     """The model of a spec on the meta device. Errors: SpecError, as its build."""
+    return unfilled(spec).to("meta")  # buffers too: from now on everything computes shapes
+
+
+def unfilled(spec: ModelSpec) -> AnyModel:
+    """The same with its buffers: what bricks compute for themselves (tables, slopes) is there, and each parameter, on
+    the meta device, waits to be put in its place by whoever has its numbers. Errors: SpecError, as its build.
+    """
     with _parameters_on_meta(), _Undrawn():
-        model = spec.build()
-    return model.to("meta")  # buffers too: from now on everything computes shapes
+        return spec.build()
 
 
 @contextmanager
