@@ -1,7 +1,7 @@
 """A config.json, read strictly: every field is understood, or known to change nothing, or an error.
 
-A family asks for the fields it turns into a spec; `finish` then looks at what nobody asked for. What only names, trains,
-caches or prints is in `SILENT`; anything else may change what the model computes, and is refused.
+A family asks for the fields it turns into a spec; `finish` then looks at what nobody asked for. What only names,
+trains, caches or prints is in `SILENT`; anything else may change what the model computes, and is refused.
 """
 
 from __future__ import annotations
@@ -104,11 +104,13 @@ class Config:
         """A field that is one of some words, as what it means to us. Errors: SpecError naming the nearest word."""
         value = self.get(names, str, _MISSING if default is None else default)
         if value not in choices:
-            raise self.refuse(next(n for n in names.split("|") if n in self.data), f"a known one; {nearest(value, choices)}")
+            raise self.refuse(
+                next(n for n in names.split("|") if n in self.data), f"a known one; {nearest(value, choices)}"
+            )
         return choices[value]
 
     def only(self, name: str, *values: Any, do: str = "") -> None:
-        """A field that may be absent, else must have one of these values: others compute something we have no brick for.
+        """A field that may be absent, else must have one of these values: for others there is no brick.
 
         Errors: SpecError.
         """
@@ -135,6 +137,6 @@ class Config:
         for name in self.data:
             if name not in self._read and name not in SILENT:
                 raise SpecError(
-                    f"{self.where}: {name}: got {str(self.data[name])[:60]!r}, a field that no table understands; it may "
-                    "change what the model computes. If it does not, remove it."
+                    f"{self.where}: {name}: got {str(self.data[name])[:60]!r}, a field that no table understands; "
+                    "it may change what the model computes. If it does not, remove it."
                 )

@@ -32,9 +32,9 @@ class Family:
 
     model_type: as config.json names it. architecture: the class that `guess` is for; a spec may need another one, which
     `guess` then gives as "architectures". others: further classes whose checkpoints `read` and `table` know. body: the
-    prefix of everything but the head, which a checkpoint of the body alone leaves out. kind: what it is a model of. silent: fields of the
-    configuration that change nothing here. ignored: patterns of tensors that hold nothing (masks, rotary rates, heads
-    of other tasks are not: those are errors). constant: fields written into every configuration.
+    prefix of everything but the head, which a checkpoint of the body alone leaves out. kind: what it is a model of.
+    silent: fields of the configuration that change nothing here. ignored: patterns of names of tensors that hold
+    nothing, as masks and rotary rates. constant: fields written into every configuration.
     """
 
     model_type: str

@@ -62,8 +62,8 @@ def fit(spec: ModelSpec, only: str | None = None) -> Fit:
     path, got, expected = apart[0]
     more = f"; {count - 1} more such fields" if count > 1 else ""
     raise SpecError(
-        f"{path}: got {_short(got)}, which no published family has there. The nearest is {name}, with {_short(expected)}"
-        f"{more}: train it so, or share the run folder itself."
+        f"{path}: got {_short(got)}, which no published family has there. The nearest is {name}, with "
+        f"{_short(expected)}{more}: train it so, or share the run folder itself."
     )
 
 
@@ -126,7 +126,7 @@ def _settled(part: Any, dim: int, width: int | None = None) -> Any:
             new = {"balance": 0.0, "z": 0.0, "bias_rate": 0.0}
         case _:
             pass
-    own_fields = {f.name for f in fields(part)}  # type: ignore[arg-type]
+    own_fields = {f.name for f in fields(part)}
     new |= {name: value for name, value in _COMPUTES_NOTHING.items() if name in own_fields}
     inside = {name: _settled(getattr(part, name), dim, width) for name in own_fields if name not in new}
     changed: Mapping[str, Any] = {k: v for k, v in {**inside, **new}.items() if v != getattr(part, k)}

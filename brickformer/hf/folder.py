@@ -53,7 +53,7 @@ class SafeTensors(Tensors):
         except (safetensors.SafetensorError, OSError) as e:
             reason = str(e).removeprefix("Error while deserializing header: ")
             raise RunError(f"{path}: broken ({reason}). It was cut off or copied in part; copy it again.") from None
-        self.names = list(self._file.keys())
+        self.names = list(self._file.keys())  # type: ignore[no-untyped-call]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """From the header."""
@@ -80,8 +80,8 @@ class Pickled(Tensors):
             raise RunError(f"{path}: missing. The folder was copied in part; copy it again.") from None
         except Exception as e:
             raise RunError(
-                f"{path}: cannot be read as weights alone ({str(e).splitlines()[0][:80]}). It is broken, or wants to run "
-                "code; take a checkpoint in safetensors."
+                f"{path}: cannot be read as weights alone ({str(e).splitlines()[0][:80]}). It is broken, or wants to "
+                "run code; take a checkpoint in safetensors."
             ) from None
         if not isinstance(data, dict) or not all(isinstance(t, Tensor) for t in data.values()):
             raise RunError(f"{path}: holds more than named tensors. Take a checkpoint in safetensors.")

@@ -1,18 +1,19 @@
 """Read a checkpoint folder: config.json -> spec, tensors -> parameters, one at a time.
 
-The model is first built without numbers (`shapes.unfilled`): what bricks compute for themselves is there, each parameter
-waits. Names and shapes of all tensors are compared with the table before one is read; then every parameter of ours is
-made of its parts and put in its place. At any moment there is the model and at most one tensor more. Every tensor of
-the folder is used, or is a tied one stored twice and equal, or holds nothing (`Family.ignored`); else it is an error.
+The model is first built without numbers (`shapes.unfilled`): what bricks compute for themselves is there, each
+parameter waits. Names and shapes of all tensors are compared with the table before one is read; then every parameter
+of ours is made of its parts and put in its place. At any moment there is the model and at most one tensor more. Every
+tensor of the folder is used, or is a tied one stored twice and equal, or holds nothing (`Family.ignored`); else it is
+an error.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +28,6 @@ from brickformer.hf.table import Line, Rule, Tie
 from brickformer.linear import FusedLinear
 from brickformer.models import AnyModel
 from brickformer.shapes import unfilled
-
-AnyLine = TypeVar("AnyLine", Rule, Tie)
 
 
 @final
@@ -76,11 +75,12 @@ def fill(
     """Give every parameter of `model` its numbers. Errors: RunError naming the tensor: missing, extra, shape, NaN."""
     lines = list(table)
     if not any(name.startswith(family.body) for name in files):
-        lines = [_renamed(line, lambda name: name.removeprefix(family.body)) for line in lines]  # the body alone
+        # saved from the body alone
+        lines = [line.renamed(lambda name: name.removeprefix(family.body)) for line in lines]
     ties = [line for line in lines if isinstance(line, Tie)]
     other = {tie.of: tie.name for tie in ties if tie.of not in files and tie.name in files}  # kept under its other name
     ties = [tie for tie in ties if tie.of not in other]
-    rules = [_renamed(line, lambda name: other.get(name, name)) for line in lines if isinstance(line, Rule)]
+    rules = [line.renamed(lambda name: other.get(name, name)) for line in lines if isinstance(line, Rule)]
     own = model.state_dict(keep_vars=True)
     where = next(iter(files.values())).path.parent
     plan = [(rule, *_layout(rule, own[rule.ours], model)) for rule in rules]
@@ -93,8 +93,8 @@ def fill(
     for tie in ties:
         if tie.name in files and not torch.equal(files[tie.name].read(tie.name), files[tie.of].read(tie.of)):
             raise RunError(
-                f"{files[tie.name].path}: {tie.name!r} and {tie.of!r} are tied, but their values differ. Remove the one "
-                "that is wrong, or set tie_word_embeddings to false in config.json."
+                f"{files[tie.name].path}: {tie.name!r} and {tie.of!r} are tied, but their values differ. Remove the "
+                "one that is wrong, or set tie_word_embeddings to false in config.json."
             )
     left = [name for name, tensor in model.state_dict().items() if tensor.is_meta]
     assert not left, f"the table of {family.model_type} forgets {left}"
@@ -132,8 +132,8 @@ def _compare(plan: Plan, ties: list[Tie], files: Mapping[str, Tensors], family: 
     if extra:
         more = f" (and {len(extra) - 1} more)" if len(extra) > 1 else ""
         raise RunError(
-            f"{files[extra[0]].path}: {extra[0]!r}{more} belongs to no part of a {family.model_type} of this config.json; "
-            f"{nearest(extra[0], wanted)}"
+            f"{files[extra[0]].path}: {extra[0]!r}{more} belongs to no part of a {family.model_type} of this "
+            f"config.json; {nearest(extra[0], wanted)}"
         )
 
 
@@ -184,10 +184,3 @@ def _put(places: list[tuple[nn.Module, str]], made: Tensor) -> None:
     held = nn.Parameter(made, requires_grad=made.is_floating_point()) if name in module._parameters else made
     for module, name in places:
         setattr(module, name, held)
-
-
-def _renamed(line: AnyLine, name: Callable[[str], str]) -> AnyLine:
-    """The same line for a file that has other names."""
-    if isinstance(line, Tie):
-        return replace(line, name=name(line.name), of=name(line.of))
-    return replace(line, theirs=tuple(map(name, line.theirs)))

@@ -1,7 +1,7 @@
 """Rotary positions of a configuration: `rope_parameters` of today, `rope_theta` and `rope_scaling` of before.
 
-    read_rope(config, width)  ->  Rope            width: of a head; part of it may be turned
-    rope_fields(rope, width)  ->  fields          as both generations of the library read them
+read_rope(config, width)  ->  Rope            width: of a head; part of it may be turned
+rope_fields(rope, width)  ->  fields          as both generations of the library read them
 """
 
 from __future__ import annotations

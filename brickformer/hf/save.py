@@ -105,7 +105,10 @@ def configuration(
 
 
 def theirs(model: AnyModel, family: Family) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of the checkpoint, name by name; views of ours where no row moves. Errors: RunError: untied copies."""
+    """The tensors of the checkpoint, name by name; views of ours where no row moves.
+
+    Errors: RunError: copies of one tensor that have come to differ.
+    """
     own = model.state_dict()
     for rule in family.table(model.spec):
         if not isinstance(rule, Rule):

@@ -18,7 +18,7 @@ Names are those of `state_dict`, ours on the left, theirs on the right. H heads,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -47,6 +47,10 @@ class Rule:
         names, copies = tuple(theirs + name for name in self.theirs), tuple(ours + name for name in self.copies)
         return replace(self, ours=ours + self.ours, theirs=names, copies=copies)
 
+    def renamed(self, name: Callable[[str], str]) -> Rule:
+        """The same rule for a file that has other names."""
+        return replace(self, theirs=tuple(map(name, self.theirs)))
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,10 @@ class Tie:
     def below(self, ours: str, theirs: str) -> Tie:
         """The same tie, further down."""
         return Tie(theirs + self.name, theirs + self.of)
+
+    def renamed(self, name: Callable[[str], str]) -> Tie:
+        """The same tie for a file that has other names."""
+        return Tie(name(self.name), name(self.of))
 
 
 Line = Rule | Tie

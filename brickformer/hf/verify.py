@@ -23,7 +23,7 @@ from brickformer.positions import AbsolutePositionSpec, RopeScaling
 
 TOKENS: Final = 24
 NEAR: Final = 1e-3
-"""Of the largest logit: what another order of operations may change in float32. Half types get as many of their steps."""
+"""Of the largest logit: what another order of operations may change in float32; in half types as many steps."""
 
 
 @final
@@ -54,7 +54,9 @@ def compare(model: AnyModel, again: AnyModel, folder: Path) -> Check:
     step = max(1.0, torch.finfo(next(model.parameters()).dtype).eps / torch.finfo(torch.float32).eps / 16)
     allowed = NEAR * step * max(1.0, float(expected.abs().max()))
     if model_device.type == "cpu" and ours != 0.0:
-        raise RunError(f"{folder}: read back, its logits are off by {ours:.2g}; expected equal ones. Please report this.")
+        raise RunError(
+            f"{folder}: read back, its logits are off by {ours:.2g}; expected equal ones. Please report this."
+        )
     theirs = None
     if importlib.util.find_spec("transformers") is not None:
         theirs = float((_asked(folder, model, ids) - expected).abs().max())
@@ -100,8 +102,8 @@ def _asked(folder: Path, model: AnyModel, ids: Tensor) -> Tensor:
     if isinstance(model, EncoderModel) and model.head is None:
         kind = hf.AutoModel
     verbosity = hf.logging.get_verbosity()
-    hf.logging.set_verbosity_error()
-    hf.logging.disable_progress_bar()
+    hf.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    hf.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -110,7 +112,9 @@ def _asked(folder: Path, model: AnyModel, ids: Tensor) -> Tensor:
         hf.logging.set_verbosity(verbosity)
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info.get(what):
-            raise RunError(f"{folder}: transformers finds {what}: {sorted(map(str, info[what]))[:3]}. Please report this.")
+            raise RunError(
+                f"{folder}: transformers finds {what}: {sorted(map(str, info[what]))[:3]}. Please report this."
+            )
     theirs.eval()
     if isinstance(model, EncoderDecoderModel):
         out = theirs(input_ids=ids, decoder_input_ids=ids)

@@ -119,9 +119,9 @@ class RopePosition(Position):
         """(B, H, N, K) -> (B, H, N, K). Errors: BrickError past the limit of a scaling that has one."""
         if self.limit is not None and at.end > self.limit:
             raise BrickError(
-                f"Rope with Dynamic scaling: the input reaches position {at.end - 1}; expected less than "
-                f"{self.limit}, where its rates begin to depend on the input's length, so that no cache can keep a key. "
-                "Use Rope(scaling=Ntk(factor)), or shorten the input."
+                f"Rope with Dynamic scaling: the input reaches position {at.end - 1}; expected less than {self.limit}, "
+                "from where its rates depend on the input's length and no cache can keep a key. Use "
+                "Rope(scaling=Ntk(factor)), or shorten the input."
             )
         cos, sin = self._table(at, x)
         turned = 2 * cos.shape[-1]

@@ -90,7 +90,9 @@ def fields(spec: Decoder) -> dict[str, Any]:
 def table(spec: Decoder) -> Iterator[Line]:
     """Names of tensors."""
     for i, layer in enumerate(spec.layers):
-        yield from below(f"stack.layers.{i}.", f"model.layers.{i}.", attention_names(layer), norm_names(), glu_names(layer))
+        yield from below(
+            f"stack.layers.{i}.", f"model.layers.{i}.", attention_names(layer), norm_names(), glu_names(layer)
+        )
     yield from rest(spec)
 
 
