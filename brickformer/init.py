@@ -26,7 +26,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from brickformer.embed import Embedding, LogitHead, TokenEmbedding
+from brickformer.embed import Embedding, HeadTransform, LogitHead, TokenEmbedding
 from brickformer.layers import Stack
 from brickformer.linear import BranchOut
 from brickformer.norms import ScaledLength, Squash
@@ -70,9 +70,13 @@ def initialize(embed: Embedding, stack: Stack, head: LogitHead | None) -> None:
 
     if head is not None and head.project.bias is not None:
         nn.init.zeros_(head.project.bias)
+    if head is not None and isinstance(head.transform, HeadTransform):
+        nn.init.normal_(head.transform.dense.weight, std=head.transform.dense.in_features**-0.5)
+        if head.transform.dense.bias is not None:
+            nn.init.zeros_(head.transform.dense.bias)
     if head is not None and head.project.weight is not embed.tokens.weight:
         nn.init.normal_(head.project.weight, std=LOGIT * dim**-0.5)
-    elif head is not None and not added and branches:
+    elif head is not None and not added and branches and isinstance(head.transform, nn.Identity):
         _set_gain(branches[-1][0].after, dim**-0.25)
 
 

@@ -4,6 +4,7 @@
     RMSNorm     x / √(mean x² + ε) · g                     arXiv 1910.07467
     ScaleNorm   x / ‖x‖ · g, g one number                  arXiv 1910.05895
     DynamicTanh tanh(α x) · g + b, α one number            arXiv 2503.10622: a norm's squashing without its statistics
+    NoNorm      x
 
 All over the last axis, each vector alone: over time or over the batch it would let tokens see each other.
 LayerNorm is torch's own module; RMSNorm is torch's with a quicker backward on a CPU. Shapes: (..., D) -> (..., D).
@@ -141,6 +142,15 @@ class Squash(nn.Module):
     def forward(self, x: Float[Tensor, "*N D"]) -> Float[Tensor, "*N D"]:
         """(..., D) -> (..., D)."""
         return torch.tanh(self.alpha * x) * self.gain + self.bias
+
+
+@spec("nonorm")
+class NoNorm(NormSpec):
+    """The vector as it is: where a norm has its place and none is wanted."""
+
+    def build(self, dim: int) -> nn.Module:
+        """The identity."""
+        return nn.Identity()
 
 
 @final

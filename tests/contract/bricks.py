@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from brickformer.embed import Embed, Head
+from brickformer.embed import Embed, Head, Transform
 from brickformer.feedforward import GLU, MLP, FeedForwardSpec
 from brickformer.layers import Layer
 from brickformer.mask import Mask
@@ -35,7 +35,7 @@ from brickformer.mixers.pointwise import Pointwise
 from brickformer.mixers.shortconv import ShortConv
 from brickformer.models import AnyModel, Decoder, Encoder, EncoderDecoder
 from brickformer.moe import MoE, Router
-from brickformer.norms import DynamicTanh, LayerNorm, NormSpec, RMSNorm, ScaleNorm
+from brickformer.norms import DynamicTanh, LayerNorm, NoNorm, NormSpec, RMSNorm, ScaleNorm
 from brickformer.positions import (
     AbsolutePositionSpec,
     Alibi,
@@ -145,6 +145,8 @@ ABSOLUTE: Mapping[str, Callable[[], AbsolutePositionSpec | None]] = {
     "none": lambda: None,
     "sinusoid": lambda: Sinusoid(max_len=64),
     "learned": lambda: Learned(max_len=64),
+    "sinusoid_halves": lambda: Sinusoid(max_len=64, layout="halves"),
+    "learned_skip": lambda: Learned(max_len=64, skip=2),
 }
 
 FEEDFORWARD: Mapping[str, Callable[[], FeedForwardSpec | None]] = {
@@ -170,6 +172,7 @@ NORMS: Mapping[str, Callable[[], NormSpec]] = {
     "rmsnorm": RMSNorm,
     "scalenorm": ScaleNorm,
     "dynamictanh": DynamicTanh,
+    "nonorm": NoNorm,
 }
 
 PLACES = ("pre", "post", "peri", "branch", "deep")
@@ -181,6 +184,8 @@ EMBEDS: Mapping[str, Callable[..., Embed]] = {
     "scaled": partial(Embed, scaled=True),
     "normed": partial(Embed, norm=LayerNorm()),
     "randomized": partial(Embed, randomized=Randomized(range=64, stride=2)),
+    "segments": partial(Embed, segments=2),
+    "factorized": partial(Embed, width=6, norm=LayerNorm()),
 }
 
 HEADS_OUT: Mapping[str, Callable[[], Head]] = {
@@ -188,7 +193,12 @@ HEADS_OUT: Mapping[str, Callable[[], Head]] = {
     "untied": lambda: Head(tied=False),
     "bias": lambda: Head(bias=True),
     "capped": lambda: Head(softcap=3.0),
+    "scaled": lambda: Head(scaled=True),
+    "transform": lambda: Head(transform=Transform()),
+    "transform_other": lambda: Head(transform=Transform("silu", RMSNorm(), bias=False)),
 }
+
+TIED_HEADS = ("tied", "bias", "capped", "scaled")  # they need a table as wide as the model
 
 STACKS = ("alike", "mixed", "looped")  # mixed: every other layer is windowed attention; looped: twice round one layer
 
@@ -259,7 +269,7 @@ class Cell:
             layerscale=LAYERSCALE[self.layerscale],
             dropout=dropout,
         )
-        other = Layer(attention(causal, Rope(), WINDOW, kv_heads=2), MLP(24), cross=cross, norm=LayerNorm())
+        other = Layer(attention(causal, Rope(), WINDOW, kv_heads=2), MLP(24), cross=cross, norm=LayerNorm(), mixer_norm=NoNorm())
         return {"alike": (layer, layer), "mixed": (layer, other), "looped": (layer,)}[self.stack]
 
     def spec(self, dropout: float = 0.0) -> Decoder | Encoder | EncoderDecoder:
@@ -315,6 +325,8 @@ def refusal(chosen: Mapping[str, str]) -> tuple[str, str] | None:
     known = SLOTS.keys() <= {*chosen, "ffn", "norm", "head", "layerscale"}
     if chosen.get("embed") == "randomized" and known and not _reads_places(chosen):
         return "refused", "no brick reads places"
+    if chosen.get("embed") == "factorized" and chosen.get("head") in TIED_HEADS:
+        return "refused", "head.tied"
     if family == "encoder_decoder" and cross == "none":
         return "refused", "no layer has cross-attention"
     if family in ("decoder", "encoder") and cross not in (None, "none"):
