@@ -29,7 +29,7 @@ from torch import nn
 from brickformer.embed import Embedding, HeadTransform, LogitHead, TokenEmbedding
 from brickformer.layers import Stack
 from brickformer.linear import BranchOut
-from brickformer.norms import ScaledLength, Squash
+from brickformer.norms import OffsetRootMeanSquare, ScaledLength, Squash
 
 LOGIT = 0.2
 """Size of the first logits of tokens that have nothing to do with the input: costs LOGIT²/2 = 0.02 nat."""
@@ -87,6 +87,8 @@ def _set_gain(norm: nn.Module, gain: float) -> bool:
             return _set_gain(norm[0], gain)
         case nn.LayerNorm() | nn.RMSNorm():
             norm.weight.fill_(gain)
+        case OffsetRootMeanSquare():
+            norm.weight.fill_(gain - 1.0)
         case ScaledLength():
             norm.gain.mul_(gain)
         case Squash():

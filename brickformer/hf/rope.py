@@ -9,29 +9,36 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from brickformer.errors import SpecError
 from brickformer.hf.config import Config
 from brickformer.positions import Dynamic, Linear, Llama3, Rope, Yarn
 from brickformer.positions.rotary import Layout, RopeScaling
 
 
 def read_rope(
-    config: Config, width: int, *, theta: float = 10_000.0, part: float = 1.0, layout: Layout = "half"
+    config: Config, width: int, *, theta: float = 10_000.0, part: float | None = None, layout: Layout = "half"
 ) -> Rope:
-    """Theta, the turned part of a head of `width`, and the scaling. theta, part: what the family has by default.
+    """Theta, the turned part of a head of `width`, and the scaling.
 
+    theta, part: what the family has by default; part None: it turns whole heads, and can do nothing else.
     Errors: SpecError: an unknown scaling, a field of it that is missing or not understood.
     """
     theta = config.get("rope_theta", float, theta)
-    part = config.get("partial_rotary_factor", float, part)
-    name = next((n for n in ("rope_parameters", "rope_scaling") if config.has(n)), None)
-    config.skip("rope_parameters", "rope_scaling")
-    scaling = None
-    if name is not None:
-        inside = config.part(name)
-        theta = inside.get("rope_theta", float, theta)
-        part = inside.get("partial_rotary_factor", float, part)
-        scaling = _scaling(inside, config)
-        inside.finish()
+    whole, part = part is None, config.get("partial_rotary_factor", float, part or 1.0)
+    found: list[tuple[float, float, RopeScaling | None]] = []
+    for name in ("rope_parameters", "rope_scaling"):
+        if config.has(name):
+            inside = config.part(name)
+            own = inside.get("rope_theta", float, theta), inside.get("partial_rotary_factor", float, part)
+            found.append((*own, _scaling(inside, config)))
+            inside.finish()
+    if len(found) == 2 and found[0] != found[1]:
+        raise config.refuse("rope_scaling", "what rope_parameters says, or neither", "Remove one of the two.")
+    theta, part, scaling = found[0] if found else (theta, part, None)
+    if whole and part != 1.0:
+        raise SpecError(
+            f"{config.where}: partial_rotary_factor: got {part:g}, expected 1: this family turns whole heads."
+        )
     turned = int(width * part)
     return Rope(theta, width=None if turned == width else turned, layout=layout, scaling=scaling)
 
@@ -86,11 +93,17 @@ def sharpened(factor: float, strength: float = 1.0) -> float:
 
 def rope_fields(rope: Rope, width: int) -> dict[str, Any]:
     """The fields of `rope` on heads of `width`; the partial factor only where part of a head is turned."""
-    fields: dict[str, Any] = {"rope_theta": rope.theta, "rope_scaling": _scaling_fields(rope.scaling)}
+    scaling = _scaling_fields(rope.scaling)
+    fields: dict[str, Any] = {"rope_theta": rope.theta, "rope_scaling": scaling}
     if isinstance(rope.scaling, Dynamic):
         fields["max_position_embeddings"] = rope.scaling.original
     if rope.width is not None and rope.width != width:
         fields["partial_rotary_factor"] = rope.width / width
+    fields["rope_parameters"] = {
+        "rope_type": "default",
+        **(scaling or {}),
+        **{name: fields[name] for name in ("rope_theta", "partial_rotary_factor") if name in fields},
+    }
     return fields
 
 

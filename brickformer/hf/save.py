@@ -49,19 +49,20 @@ def save(
     like: Mapping[str, Any] | None = None,
     extra: Mapping[str, Any] | None = None,
     files: Mapping[str, str] | None = None,
+    family: str | None = None,
     shard: int = SHARD,
 ) -> Saved:
     """Write `model` to a new folder.
 
     like: the configuration it came from, kept word for word where it still describes the model. extra: fields for the
-    configuration that change nothing (special ids, the longest input). files: more files by name, a tokenizer's. shard:
-    bytes in one file. Errors: SpecError where no family fits, naming the brick; RunError: a folder that holds
-    something, a disk that is full, logits that are off. Nothing is left then.
+    configuration that change nothing (special ids, the longest input). files: more files by name, a tokenizer's.
+    family: this one or none. shard: bytes in one file. Errors: SpecError where no family fits, naming the brick;
+    RunError: a folder that holds something, a disk that is full, logits that are off. Nothing is left then.
     """
     target = Path(path).expanduser()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RunError(f"{target}: is there already. Name a new folder.")
-    family, config = configuration(model, like, extra or {})
+    chosen, config = configuration(model, like, extra or {}, family)
     part = target.with_name(f".{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
@@ -70,7 +71,7 @@ def save(
         write_json(part / "config.json", config)
         for name, text in (files or {}).items():
             write_whole(part / name, text.encode())
-        _write_tensors(part, theirs(model, family), shard)
+        _write_tensors(part, theirs(model, chosen), shard)
         check = compare(model, load(part).model, part)
         with writing(target):
             if target.is_dir():
@@ -79,19 +80,19 @@ def save(
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
-    return Saved(target, family, check)
+    return Saved(target, chosen, check)
 
 
 def configuration(
-    model: AnyModel, like: Mapping[str, Any] | None, extra: Mapping[str, Any]
+    model: AnyModel, like: Mapping[str, Any] | None, extra: Mapping[str, Any], only: str | None = None
 ) -> tuple[Family, dict[str, Any]]:
     """The family and the configuration to write. Errors: SpecError where none computes the same."""
     spec = model.spec
-    if like is not None and like.get("model_type") in FAMILIES:
+    if like is not None and like.get("model_type") in FAMILIES and only in (None, like["model_type"]):
         family = FAMILIES[like["model_type"]]
         if not list(differences(settled(family.spec(like)), settled(spec))):
             return family, dict(like)
-    found = fit(spec)
+    found = fit(spec, only)
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     config = {
         "architectures": [found.family.architecture],
@@ -110,7 +111,7 @@ def theirs(model: AnyModel, family: Family) -> Iterator[tuple[str, Tensor]]:
     Errors: RunError: copies of one tensor that have come to differ.
     """
     own = model.state_dict()
-    for rule in family.table(model.spec):
+    for rule in family.table(settled(model.spec)):
         if not isinstance(rule, Rule):
             continue  # a tied tensor is written once
         whole = own[rule.ours].detach()

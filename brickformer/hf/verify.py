@@ -107,7 +107,9 @@ def _asked(folder: Path, model: AnyModel, ids: Tensor) -> Tensor:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            theirs, info = kind.from_pretrained(folder, output_loading_info=True, attn_implementation="eager")
+            theirs, info = kind.from_pretrained(
+                folder, output_loading_info=True, attn_implementation="eager", experts_implementation="eager"
+            )
     finally:
         hf.logging.set_verbosity(verbosity)
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):

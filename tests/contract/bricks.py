@@ -35,10 +35,11 @@ from brickformer.mixers.pointwise import Pointwise
 from brickformer.mixers.shortconv import ShortConv
 from brickformer.models import AnyModel, Decoder, Encoder, EncoderDecoder
 from brickformer.moe import MoE, Router
-from brickformer.norms import DynamicTanh, LayerNorm, NoNorm, NormSpec, RMSNorm, ScaleNorm
+from brickformer.norms import DynamicTanh, LayerNorm, NoNorm, NormSpec, OffsetRMSNorm, RMSNorm, ScaleNorm
 from brickformer.positions import (
     AbsolutePositionSpec,
     Alibi,
+    Dynamic,
     Learned,
     Linear,
     Llama3,
@@ -101,6 +102,7 @@ MIXERS: Mapping[str, Mix] = {
     "window": Mix(partial(attention, window=WINDOW)),
     "gqa_window": Mix(partial(attention, kv_heads=2, window=WINDOW, qk_norm=LayerNorm())),
     "normed": Mix(partial(attention, qk_norm=RMSNorm())),
+    "normed_all": Mix(partial(attention, kv_heads=2, qk_norm_all=RMSNorm(), bias=True)),
     "capped": Mix(partial(attention, softcap=1.5, scale=0.7)),
     "wide": Mix(partial(attention, head_dim=6, bias=True, out_bias=False)),
     "written_out": Mix(partial(attention, kv_heads=2, backend="reference", bias=True, out_bias=True)),
@@ -136,6 +138,7 @@ POSITIONS: Mapping[str, Callable[[], PositionSpec | None]] = {
     "rope_ntk": lambda: Rope(scaling=Ntk(factor=2.0)),
     "rope_yarn": lambda: Rope(theta=20.0, scaling=Yarn(factor=4.0, original=8, fast=1.0, slow=0.2)),
     "rope_yarn_blunt": lambda: Rope(theta=20.0, scaling=Yarn(factor=4.0, original=8, sharpening=1.0)),
+    "rope_dynamic": lambda: Rope(scaling=Dynamic(factor=2.0, original=64)),
     "rope_llama3": lambda: Rope(theta=20.0, scaling=Llama3(factor=4.0, original=16)),
     "alibi": Alibi,
     "t5bias": lambda: T5Bias(buckets=8, max_distance=16),
@@ -163,6 +166,7 @@ FEEDFORWARD: Mapping[str, Callable[[], FeedForwardSpec | None]] = {
     "glu_relu2": lambda: GLU(24, activation="relu2"),
     "moe": lambda: MoE(3, GLU(8)),
     "moe_shared": lambda: MoE(4, MLP(8), Router(3, score="sigmoid", normalize=False, scale=1.5), shared=GLU(8)),
+    "moe_groups": lambda: MoE(6, GLU(8), Router(2, groups=3, top_groups=2, score="sigmoid")),
     "moe_even": lambda: MoE(3, MLP(8), Router(balance=0.0, z=0.0, bias_rate=0.01)),
 }
 
@@ -170,6 +174,7 @@ NORMS: Mapping[str, Callable[[], NormSpec]] = {
     "layernorm": LayerNorm,
     "layernorm_no_bias": lambda: LayerNorm(bias=False),
     "rmsnorm": RMSNorm,
+    "offset_rmsnorm": OffsetRMSNorm,
     "scalenorm": ScaleNorm,
     "dynamictanh": DynamicTanh,
     "nonorm": NoNorm,

@@ -4,12 +4,47 @@ name on the way out, so that the plainest come first.
 
 from types import MappingProxyType
 
-from brickformer.hf.families import gpt2, llama
+from brickformer.hf.families import (
+    bloom,
+    deepseek_v3,
+    falcon,
+    gemma,
+    gemma2,
+    gpt2,
+    gpt_neox,
+    llama,
+    mamba,
+    mamba2,
+    mistral,
+    mixtral,
+    mpt,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+)
 from brickformer.hf.family import Family
 
 _ALL: tuple[Family, ...] = (
     llama.FAMILY,
+    mistral.FAMILY,
+    qwen2.FAMILY,
+    qwen3.FAMILY,
+    gemma.FAMILY,
+    gemma2.FAMILY,
+    phi3.FAMILY,
+    olmo2.FAMILY,
     gpt2.FAMILY,
+    gpt_neox.FAMILY,
+    bloom.FAMILY,
+    mpt.FAMILY,
+    falcon.FAMILY,
+    mixtral.FAMILY,
+    qwen3_moe.FAMILY,
+    deepseek_v3.FAMILY,
+    mamba.FAMILY,
+    mamba2.FAMILY,
 )
 FAMILIES: MappingProxyType[str, Family] = MappingProxyType({family.model_type: family for family in _ALL})
 """Family by model_type."""

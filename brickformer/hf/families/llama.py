@@ -38,14 +38,22 @@ def read(config: Config) -> Decoder:
     return Decoder(vocab, dim, pattern([layer], depth), head=head(config))
 
 
-def attention(config: Config, dim: int, *, theta: float = 10_000.0, **more: Any) -> Attention:
-    """Attention of llama's kind. theta: the family's own default. more: what the family varies."""
-    heads, width = config.get("num_attention_heads", int), config.get("head_dim", int, None)
+def attention(
+    config: Config,
+    dim: int,
+    *,
+    theta: float = 10_000.0,
+    part: float | None = None,
+    width: int | None = None,
+    **more: Any,
+) -> Attention:
+    """Attention of llama's kind. theta, part, width (of a head): the family's own defaults. more: what it varies."""
+    heads, width = config.get("num_attention_heads", int), config.get("head_dim", int, width)
     return Attention(
         heads,
         kv_heads=config.get("num_key_value_heads", int, None),
         head_dim=width,
-        position=read_rope(config, width or dim // heads, theta=theta),
+        position=read_rope(config, width or dim // heads, theta=theta, part=part),
         dropout=config.get("attention_dropout", float, 0.0),
         **more,
     )
