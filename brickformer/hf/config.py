@@ -6,7 +6,7 @@ trains, caches or prints is in `SILENT`; anything else may change what the model
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final, TypeVar, cast, final
 
 from brickformer.errors import SpecError, nearest
@@ -54,10 +54,13 @@ _WHY: Final = {
 
 @final
 class Config:
-    """The fields of one config.json. where: the file, for messages."""
+    """The fields of one config.json. where: the file, for messages.
 
-    def __init__(self, data: Json, where: str = "config.json") -> None:
-        self.data, self.where = data, where
+    tensors: the names of the weights beside it, for what a family says only there; empty where nobody knows them.
+    """
+
+    def __init__(self, data: Json, where: str = "config.json", tensors: Collection[str] = ()) -> None:
+        self.data, self.where, self.tensors = data, where, tensors
         self._read: set[str] = set()
 
     @property

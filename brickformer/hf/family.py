@@ -13,7 +13,7 @@ nearest spec that has. So nothing is dropped on the way out, and no family says 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, final
 
@@ -49,9 +49,14 @@ class Family:
     ignored: tuple[str, ...] = ()
     constant: Mapping[str, Any] = field(default_factory=dict)
 
-    def spec(self, data: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
-        """The spec that a configuration describes. Errors: SpecError: a field missing, wrong, or not understood."""
-        config = Config(data, where)
+    def spec(
+        self, data: Mapping[str, Any], where: str = "config.json", tensors: Collection[str] = ()
+    ) -> ModelSpec:
+        """The spec that a configuration describes. tensors: the names of its weights, where they are known.
+
+        Errors: SpecError: a field missing, wrong, or not understood.
+        """
+        config = Config(data, where, tensors)
         known = (self.architecture, *self.others)
         if config.architecture and config.architecture not in known:
             raise config.refuse("architectures", " or ".join(known), "Other heads and tasks have no table.")

@@ -48,8 +48,8 @@ def load(path: Path | str, *, dtype: torch.dtype | None = None) -> Checkpoint:
     """
     folder = Path(path).expanduser()
     family, data = family_of(folder)
-    spec = family.spec(data, str(folder / "config.json"))
     files = open_folder(folder)
+    spec = family.spec(data, str(folder / "config.json"), files)
     model = unfilled(spec)
     fill(model, list(family.table(spec)), files, family, dtype)
     return Checkpoint(model.eval(), data, family, folder)
@@ -107,6 +107,8 @@ def _layout(rule: Rule, own: Tensor, model: nn.Module) -> tuple[tuple[int, ...],
     """How many of our rows each of theirs makes, and the shape it has to have."""
     sizes = parts(rule, own, model)
     shapes = [(size, *own.shape[1:]) for size in sizes] if own.ndim else [()]
+    if rule.row:
+        return sizes, [(1, *shape) for shape in shapes]
     return sizes, [shape[::-1] if rule.turned else shape for shape in shapes]
 
 
@@ -155,6 +157,8 @@ def _made(
             raise RunError(f"{files[name].path}: {name!r} holds {bad} values that are NaN or infinite. Copy it again.")
         if rule.turned:
             part = part.T
+        if rule.row:
+            part = part[0]
         if out is None:
             out = torch.empty(own.shape, dtype=dtype if dtype and part.is_floating_point() else part.dtype)
         if rule.to is not None:

@@ -90,7 +90,7 @@ def configuration(
     spec = model.spec
     if like is not None and like.get("model_type") in FAMILIES and only in (None, like["model_type"]):
         family = FAMILIES[like["model_type"]]
-        if not list(differences(settled(family.spec(like)), settled(spec))):
+        if not list(differences(settled(family.spec(like, tensors=_names(model, family))), settled(spec))):
             return family, dict(like)
     found = fit(spec, only)
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
@@ -103,6 +103,13 @@ def configuration(
         "pad_token_id": None,
     }
     return found.family, config | dict(extra) | found.config
+
+
+def _names(model: AnyModel, family: Family) -> set[str]:
+    """The names of the tensors that would be written; none where the model is of another kind."""
+    if not isinstance(model.spec, family.kind):
+        return set()
+    return {name for rule in family.table(settled(model.spec)) if isinstance(rule, Rule) for name in rule.theirs}
 
 
 def theirs(model: AnyModel, family: Family) -> Iterator[tuple[str, Tensor]]:
@@ -122,7 +129,7 @@ def theirs(model: AnyModel, family: Family) -> Iterator[tuple[str, Tensor]]:
         for name, size in zip(rule.theirs, parts(rule, whole, model), strict=True):
             rows = slice(start, start + size) if rule.to is None else rule.to[start : start + size].to(whole.device)
             part = whole[rows] if whole.ndim else whole
-            yield name, part.T if rule.turned else part
+            yield name, part[None] if rule.row else part.T if rule.turned else part
             start += size
 
 

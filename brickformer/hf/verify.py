@@ -19,7 +19,7 @@ from torch import Tensor
 
 from brickformer.errors import RunError
 from brickformer.models import AnyModel, DecoderModel, EncoderDecoderModel, EncoderModel
-from brickformer.positions import AbsolutePositionSpec, RopeScaling
+from brickformer.positions import AbsolutePositionSpec, Learned, RopeScaling
 
 TOKENS: Final = 24
 NEAR: Final = 1e-3
@@ -71,7 +71,8 @@ def _ids(model: AnyModel) -> Tensor:
     vocab = spec.encoder.vocab if isinstance(model, EncoderDecoderModel) else spec.vocab  # type: ignore[union-attr]
     if isinstance(model, EncoderDecoderModel):
         vocab = min(vocab, model.spec.decoder.vocab)
-    return torch.randint(vocab, (2, TOKENS), generator=made)[:, : _longest(model)]
+    first = max((p.skip for p in spec.parts() if isinstance(p, Learned)), default=0)  # an id below may mean padding
+    return torch.randint(first, vocab, (2, TOKENS), generator=made)[:, : _longest(model)]
 
 
 def _longest(model: AnyModel) -> int:

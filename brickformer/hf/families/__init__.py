@@ -24,6 +24,7 @@ from brickformer.hf.families import (
     qwen3,
     qwen3_moe,
 )
+from brickformer.hf.families import albert, bart, bert, distilbert, modernbert, t5  # encoders and encoder-decoders
 from brickformer.hf.family import Family
 
 _ALL: tuple[Family, ...] = (
@@ -45,6 +46,14 @@ _ALL: tuple[Family, ...] = (
     deepseek_v3.FAMILY,
     mamba.FAMILY,
     mamba2.FAMILY,
+    bert.FAMILY,
+    bert.ROBERTA,
+    distilbert.FAMILY,
+    albert.FAMILY,
+    modernbert.FAMILY,
+    t5.FAMILY,
+    bart.FAMILY,
+    bart.MARIAN,
 )
 FAMILIES: MappingProxyType[str, Family] = MappingProxyType({family.model_type: family for family in _ALL})
 """Family by model_type."""
