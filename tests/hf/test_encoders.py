@@ -84,7 +84,7 @@ def t5(name: str, after: Callable[[Any], None] = nothing, **options: Any) -> Cas
 
 def own_head(model: Any) -> None:
     """The head of T5 1.1: the library ties it unless a file holds both."""
-    model.lm_head.weight = nn.Parameter(torch.randn(V, 16, generator=torch.Generator().manual_seed(5)))
+    model.lm_head.weight = nn.Parameter(torch.randn(V, 16, generator=torch.Generator().manual_seed(5)) / 4)
     model.all_tied_weights_keys.pop("lm_head.weight")
 
 
