@@ -91,18 +91,26 @@ def configuration(
     if like is not None and like.get("model_type") in FAMILIES and only in (None, like["model_type"]):
         family = FAMILIES[like["model_type"]]
         if not list(differences(settled(family.spec(like)), settled(spec))):
-            return family, dict(like)
+            config = dict(like)
+            for name in ("torch_dtype", "dtype"):
+                if name in config:
+                    config[name] = _dtype(model)
+            return family, config
     found = fit(spec, only)
-    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     config = {
         "architectures": [found.family.architecture],
         "model_type": found.family.model_type,
-        "torch_dtype": _DTYPES[dtype],
+        "torch_dtype": _dtype(model),
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,
     }
     return found.family, config | dict(extra) | found.config
+
+
+def _dtype(model: AnyModel) -> str:
+    """The type of its parameters, as a configuration says it."""
+    return _DTYPES[next(p.dtype for p in model.parameters() if p.is_floating_point())]
 
 
 def theirs(model: AnyModel, family: Family) -> Iterator[tuple[str, Tensor]]:
