@@ -15,6 +15,7 @@ from brickformer.cli.check import add as add_check
 from brickformer.cli.doctor import add as add_doctor
 from brickformer.cli.explain import add as add_explain
 from brickformer.cli.generate import add as add_generate
+from brickformer.cli.hf import add_export, add_import
 from brickformer.cli.list import add as add_list
 from brickformer.cli.score import add as add_score
 from brickformer.cli.show import add as add_show
@@ -40,7 +41,8 @@ def parser() -> argparse.ArgumentParser:
     )
     out.add_argument("--version", action="version", version=f"brickformer {version()}")
     verbs = out.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for add in (add_train, add_generate, add_score, add_check, add_explain, add_doctor, add_show, add_list):
+    learning, looking = (add_train, add_generate, add_score), (add_check, add_explain, add_doctor, add_show, add_list)
+    for add in (*learning, *looking, add_import, add_export):
         add(verbs, shared)
     return out
 

@@ -90,14 +90,17 @@ def configuration(
     spec = model.spec
     if like is not None and like.get("model_type") in FAMILIES and only in (None, like["model_type"]):
         family = FAMILIES[like["model_type"]]
-        if not list(differences(settled(family.spec(like, tensors=_names(model, family))), settled(spec))):
-            return family, dict(like)
+        if _says(family, like, model):
+            config = dict(like)
+            for name in ("torch_dtype", "dtype"):
+                if name in config:
+                    config[name] = _dtype(model)
+            return family, config
     found = fit(spec, only)
-    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     config = {
         "architectures": [found.family.architecture],
         "model_type": found.family.model_type,
-        "torch_dtype": _DTYPES[dtype],
+        "torch_dtype": _dtype(model),
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,
@@ -105,11 +108,21 @@ def configuration(
     return found.family, config | dict(extra) | found.config
 
 
-def _names(model: AnyModel, family: Family) -> set[str]:
-    """The names of the tensors that would be written; none where the model is of another kind."""
+def _says(family: Family, like: Mapping[str, Any], model: AnyModel) -> bool:
+    """Whether a configuration describes the model; some of it only together with the names of the tensors."""
     if not isinstance(model.spec, family.kind):
-        return set()
-    return {name for rule in family.table(settled(model.spec)) if isinstance(rule, Rule) for name in rule.theirs}
+        return False
+    apart = list(differences(settled(family.spec(like)), settled(model.spec)))
+    if apart and all("layers" not in path for path, _, _ in apart):  # the table below needs layers of its kind
+        lines = family.table(settled(model.spec))
+        names = {name for rule in lines if isinstance(rule, Rule) for name in rule.theirs}
+        apart = list(differences(settled(family.spec(like, tensors=names)), settled(model.spec)))
+    return not apart
+
+
+def _dtype(model: AnyModel) -> str:
+    """The type of its parameters, as a configuration says it."""
+    return _DTYPES[next(p.dtype for p in model.parameters() if p.is_floating_point())]
 
 
 def theirs(model: AnyModel, family: Family) -> Iterator[tuple[str, Tensor]]:

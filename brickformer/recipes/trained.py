@@ -132,9 +132,9 @@ class Trained:
         )
 
     def ending(self, stop: Stop) -> Stop:
-        """The same, and at the tokenizer's own end."""
-        eos = self.target.eos
-        return stop if eos is None else stop.but(ids=(*stop.ids, eos))
+        """The same, and at the tokenizer's own ends."""
+        ends = self.target.ends
+        return stop.but(ids=(*stop.ids, *ends)) if ends else stop
 
     def answer(self, texts: Sequence[str]) -> list[str]:
         """Just the texts. Errors: BrickError of the first text that cannot be read."""

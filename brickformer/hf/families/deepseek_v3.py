@@ -113,7 +113,7 @@ def guess(spec: Decoder) -> dict[str, Any]:
         "norm_topk_prob": r.normalize,
         "routed_scaling_factor": r.scale,
         "hidden_act": activation_word(glu_of(spec).activation),
-        "rms_norm_eps": next(iter(spec.layers)).norm.eps if isinstance(spec.layers[0].norm, RMSNorm) else 1e-6,
+        "rms_norm_eps": first(spec.layers[0].norm, RMSNorm, RMSNorm()).eps,
         "tie_word_embeddings": spec.head.tied,
         **_sharpened(rope_fields(rope, a.rope_dim), rope, (a.scale or 0.0) * (width + a.rope_dim) ** 0.5),
     }
