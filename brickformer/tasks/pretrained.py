@@ -48,9 +48,7 @@ class PretrainedTokenizer(Tokenizer, kind="pretrained", unit="token"):
         self._inner.no_truncation()
         count = int(self._inner.get_vocab_size(with_added_tokens=True))
         words = {int(i): word for word, i in self._inner.get_vocab(with_added_tokens=True).items()}
-        self.tokens = tuple(words.get(i, "") for i in range(max(words, default=count - 1) + 1))
-        self.specials, self.first = False, 0
-        self._ids = {word: i for i, word in words.items()}
+        super().__init__((words.get(i, f"<nothing {i}>") for i in range(max(words, default=-1) + 1)), specials=False)
         added = json.loads(self.files[MAIN]).get("added_tokens") or []
         self._special = frozenset(int(token["id"]) for token in added if token.get("special"))
         self._bos, self._ends = bos, tuple(ends)
