@@ -161,7 +161,7 @@ class Head(Spec):
             raise self.refuse("softcap", "a cap above 0", "Leave it out for none.")
 
     def build(self, tokens: TokenEmbedding, dim: int) -> LogitHead:
-        """The module; when tied it holds the very parameter of the table. Errors: SpecError: widths that do not meet."""
+        """The module; when tied it holds the very parameter of the table. Errors: SpecError: widths do not meet."""
         width = dim if self.transform is None else tokens.embedding_dim
         if self.tied and width != tokens.embedding_dim:
             raise SpecError(
@@ -179,9 +179,7 @@ class Head(Spec):
 class LogitHead(nn.Module):
     """Vectors to logits."""
 
-    def __init__(
-        self, project: nn.Linear, *, softcap: float | None, transform: nn.Module, scale: float = 1.0
-    ) -> None:
+    def __init__(self, project: nn.Linear, *, softcap: float | None, transform: nn.Module, scale: float = 1.0) -> None:
         super().__init__()
         self.transform, self.project, self.softcap, self.scale = transform, project, softcap, scale
 

@@ -69,9 +69,9 @@ class Layer(Spec):
     ffn: None for a layer of the mixer alone, as in stacks of Mamba. cross: cross-attention, in decoders of an
     EncoderDecoder. norm, place: which norm and where (see above). arrange: "parallel" lets mixer and feed-forward read
     the same input and adds both (GPT-J, PaLM: arXiv 2204.02311); "parallel_norms" gives each a norm of its own
-    (GPT-NeoX: arXiv 2204.06745; Falcon 40B). mixer_norm: the norm around the mixer where it is another one than `norm`,
-    for example NoNorm() in a first layer whose input is normed already (ModernBERT). layerscale: where the gains of each branch start, for example 0.1; None
-    for none. dropout: on what a branch adds.
+    (GPT-NeoX: arXiv 2204.06745; Falcon 40B). layerscale: where the gains of each branch start, for example 0.1; None
+    for none. dropout: on what a branch adds. mixer_norm: the norm around the mixer where it is another one than `norm`,
+    as NoNorm() in a first layer whose input is normed already (ModernBERT).
     """
 
     mixer: MixerSpec

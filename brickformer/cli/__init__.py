@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from brickformer.cli.check import add as add_check
 from brickformer.cli.doctor import add as add_doctor
 from brickformer.cli.explain import add as add_explain
+from brickformer.cli.export import add as add_export
 from brickformer.cli.generate import add as add_generate
-from brickformer.cli.hf import add_export, add_import
+from brickformer.cli.hf import add_import
 from brickformer.cli.list import add as add_list
 from brickformer.cli.score import add as add_score
 from brickformer.cli.show import add as add_show

@@ -65,7 +65,9 @@ def architecture(config: Fields) -> Architecture:
     """The family of a configuration. Errors: SpecError: llama.cpp has none, or computes a field otherwise."""
     kind = str(config.get("model_type"))
     if kind not in ARCHITECTURES:
-        raise SpecError(f"gguf: llama.cpp's families that are written here have no {kind!r}; {nearest(kind, ARCHITECTURES)}")
+        raise SpecError(
+            f"gguf: llama.cpp's families that are written here have no {kind!r}; {nearest(kind, ARCHITECTURES)}"
+        )
     known = ARCHITECTURES[kind]
     for name, value in known.only:
         if name in config and config[name] != value:

@@ -65,7 +65,10 @@ def vocabulary(text: str | None, count: int, *, bos: int | None, eos: int | None
         merges = [" ".join(m) if isinstance(m, list) else m for m in model["merges"]]
         return Vocabulary("gpt2", tokens, [], kinds, merges, fields | {"pre": _cut(data)})
     if model["type"] == "BPE" and model.get("byte_fallback"):
-        made = {"".join(m if isinstance(m, list) else m.split(" ")): i for i, m in reversed(list(enumerate(model["merges"])))}
+        made = {
+            "".join(m if isinstance(m, list) else m.split(" ")): i
+            for i, m in reversed(list(enumerate(model["merges"])))
+        }
         scores = [-float(made.get(token, 0)) for token in tokens]
         unknown = [i for i, kind in enumerate(kinds) if kind == UNKNOWN]
         fields |= {"unknown_token_id": unknown[0]} if unknown else {}
@@ -83,7 +86,9 @@ def _has_ids(model: Mapping[str, Any]) -> bool:
 
 
 def _unknown(what: str) -> DataError:
-    return DataError(f"gguf: the tokenizer has {what}; llama.cpp has no such tokenizer. Say --no-tokenizer for ids only.")
+    return DataError(
+        f"gguf: the tokenizer has {what}; llama.cpp has no such tokenizer. Say --no-tokenizer for ids only."
+    )
 
 
 def _kind(i: int, ids: Mapping[int, str], added: Mapping[int, Any], model: Mapping[str, Any]) -> int:

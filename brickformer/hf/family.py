@@ -50,9 +50,7 @@ class Family:
     constant: Mapping[str, Any] = field(default_factory=dict)
     proof: str = "tests/hf/test_decoders.py"
 
-    def spec(
-        self, data: Mapping[str, Any], where: str = "config.json", tensors: Collection[str] = ()
-    ) -> ModelSpec:
+    def spec(self, data: Mapping[str, Any], where: str = "config.json", tensors: Collection[str] = ()) -> ModelSpec:
         """The spec that a configuration describes. tensors: the names of its weights, where they are known.
 
         Errors: SpecError: a field missing, wrong, or not understood.

@@ -32,8 +32,8 @@ class Rule:
     """One of our parameters, and the tensors of theirs that it is made of.
 
     ours: its name. theirs: their names, in the order in which they are joined. to: row j of theirs joined is our row
-    to[j]; None keeps the order. turned: each of theirs is a transpose. row: theirs is a matrix of one row. copies: more of our names that hold the same
-    tensor, once in the file (a bias table that all layers share).
+    to[j]; None keeps the order. turned: each of theirs is a transpose. row: theirs is a matrix of one row. copies: more
+    of our names that hold the same tensor, once in the file (a bias table that all layers share).
     """
 
     ours: str

