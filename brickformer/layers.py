@@ -70,7 +70,8 @@ class Layer(Spec):
     EncoderDecoder. norm, place: which norm and where (see above). arrange: "parallel" lets mixer and feed-forward read
     the same input and adds both (GPT-J, PaLM: arXiv 2204.02311); "parallel_norms" gives each a norm of its own
     (GPT-NeoX: arXiv 2204.06745; Falcon 40B). layerscale: where the gains of each branch start, for example 0.1; None
-    for none. dropout: on what a branch adds.
+    for none. dropout: on what a branch adds. mixer_norm: the norm around the mixer where it is another one than `norm`,
+    as NoNorm() in a first layer whose input is normed already (ModernBERT).
     """
 
     mixer: MixerSpec
@@ -81,12 +82,15 @@ class Layer(Spec):
     arrange: Literal["serial", "parallel", "parallel_norms"] = "serial"
     layerscale: float | None = None
     dropout: float = 0.0
+    mixer_norm: NormSpec | None = None
 
     def check(self) -> None:
         """Parallel branches need one input: a pre-norm, and no cross-attention between them."""
         check_dropout(self, self.dropout)
         if self.arrange != "serial" and self.place != "pre":
             raise self.refuse("place", f"'pre' when arrange is {self.arrange!r}: both branches read a normed input")
+        if self.arrange == "parallel" and self.mixer_norm is not None:
+            raise self.refuse("mixer_norm", "none when arrange is 'parallel': mixer and feed-forward share one norm")
         if self.arrange != "serial" and self.ffn is None:
             raise self.refuse("arrange", "'serial' without a feed-forward: there is nothing beside the mixer")
         if self.arrange != "serial" and self.cross is not None:
@@ -95,10 +99,10 @@ class Layer(Spec):
     def build(self, dim: int, depth: int, readers: int = 0) -> StackLayer:
         """The module, one of `depth` layers. readers: layers of the decoder that reads an encoder."""
 
-        def residual() -> Residual:
-            return self.residual(dim, depth, readers)
+        def residual(norm: NormSpec = self.norm) -> Residual:
+            return self.residual(dim, depth, readers, norm)
 
-        mixer, around_mixer = self.mixer.build(dim), residual()
+        mixer, around_mixer = self.mixer.build(dim), residual(self.mixer_norm or self.norm)
         if self.arrange == "parallel" and self.ffn:
             return ParallelLayer(mixer, self.ffn.build(dim), around_mixer)
         feeding = (self.ffn.build(dim), residual()) if self.ffn else None
@@ -107,7 +111,7 @@ class Layer(Spec):
         crossing = (self.cross.build(dim), residual()) if self.cross else None
         return TransformerLayer(mixer, around_mixer, feeding, crossing)
 
-    def residual(self, dim: int, depth: int, readers: int = 0) -> Residual:
+    def residual(self, dim: int, depth: int, readers: int, norm: NormSpec) -> Residual:
         """A residual with its norms where `place` says. depth, readers: as in `build`."""
         into: nn.Module = nn.Identity()
         out: nn.Module = nn.Identity()
@@ -115,16 +119,16 @@ class Layer(Spec):
         skip = 1.0
         match self.place:
             case "pre":
-                into = self.norm.build(dim)
+                into = norm.build(dim)
             case "post":
-                after = self.norm.build(dim)
+                after = norm.build(dim)
             case "peri":
-                into, out = self.norm.build(dim), self.norm.build(dim)
+                into, out = norm.build(dim), norm.build(dim)
             case "branch":
-                out = self.norm.build(dim)
+                out = norm.build(dim)
             case "deep":
                 branches = 1.0 + (self.cross is not None) + (self.ffn is not None)
-                after, skip = self.norm.build(dim), (branches * depth) ** 0.25
+                after, skip = norm.build(dim), (branches * depth) ** 0.25
                 if readers:  # Table 1 of the paper: a decoder of M layers reads N of these
                     skip = 0.81 * (depth**4 * readers) ** (1 / 16)
             case other:

@@ -35,6 +35,7 @@ class Span:
     pos: (B, N) absolute positions, EMPTY at padding; None is a promise: start, start+1, ... in every row, no padding.
     doc: (B, N) document of each token; packed documents never see each other; None is one document.
     place: (B or 1, N) what position bricks read instead of pos (`Randomized`); masks and caches never do.
+    segment: (B, N) which of several texts a token is of (`Embed.segments`); None is the first; only embeddings read it.
     values: (B, G, N, K) what the first layer gives of each token, for mixers of later layers to mix into their own
     values (`Attention.value_residual`); a column that a stack adds for its layers.
     A real token's position is never above its slot: padding only lowers positions.
@@ -46,6 +47,7 @@ class Span:
     doc: Int[Tensor, "B N"] | None = None
     place: Int[Tensor, "#B N"] | None = None
     values: Float[Tensor, "B G N K"] | None = None
+    segment: Int[Tensor, "B N"] | None = None
 
     @classmethod
     def of(
@@ -93,8 +95,9 @@ class Span:
         """The same span for some rows of the batch, in their order."""
         pos = None if self.pos is None else self.pos[rows]
         place = self.place if self.place is None or len(self.place) == 1 else self.place[rows]
-        doc, values = (None if column is None else column[rows] for column in (self.doc, self.values))
-        return replace(self, pos=pos, doc=doc, place=place, values=values)
+        columns = (self.doc, self.values, self.segment)
+        doc, values, segment = (None if column is None else column[rows] for column in columns)
+        return replace(self, pos=pos, doc=doc, place=place, values=values, segment=segment)
 
 
 @spec("mask")

@@ -11,6 +11,7 @@ Shapes: ids, src, tgt (B, T); h (B, T, D); logits (B, T, V).
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -22,6 +23,7 @@ from brickformer.errors import SpecError, StateError
 from brickformer.feedforward import check_width
 from brickformer.init import initialize
 from brickformer.layers import Layer, Stack
+from brickformer.linear import Linear
 from brickformer.mask import Span
 from brickformer.mixers.cross import Memory
 from brickformer.spec import Spec, spec
@@ -74,16 +76,15 @@ class Decoder(ModelSpec):
                 raise SpecError(
                     f"decoder.layers.{i}.cross: there is no memory to read. Use EncoderDecoder, or remove it."
                 )
-        model = self.assemble(TokenEmbedding(self.vocab, self.dim))
+        model = self.assemble(self.embed.table(self.vocab, self.dim))
         initialize(model.embed, model.stack, model.head)
         return model
 
     def assemble(self, tokens: TokenEmbedding) -> DecoderModel:
         """The model on a given token table, not yet initialised."""
         _check_places(self.kind, self.embed, self.layers)
-        model = DecoderModel(
-            self, self.embed.build(tokens), Stack.of(self.layers, self.dim, loops=self.loops), self.head.build(tokens)
-        )
+        stack = Stack.of(self.layers, self.dim, loops=self.loops)
+        model = DecoderModel(self, self.embed.build(tokens, self.dim), stack, self.head.build(tokens, self.dim))
         for i, mixer in enumerate(model.stack.mixers()):
             if not mixer.causal:
                 raise SpecError(
@@ -147,6 +148,7 @@ class DecoderModel(nn.Module):
 class Encoder(ModelSpec):
     """A two-way model of one sequence. head: logits of each token (masked language models). loops: as in Decoder.
 
+    pooler: one vector for the whole text, tanh(W h_0 + b) of its first token (BERT); see `EncoderModel.pooled`.
     one_way: allow mixers that see the past only (a plain LSTM or Mamba); refused by default, because a causal mask in
     an encoder is nearly always a slip.
     """
@@ -158,6 +160,7 @@ class Encoder(ModelSpec):
     head: Head | None = None
     loops: int = 1
     one_way: bool = False
+    pooler: bool = False
 
     def check(self) -> None:
         """Something to read, some width."""
@@ -167,7 +170,7 @@ class Encoder(ModelSpec):
 
     def build(self) -> EncoderModel:
         """The model, initialised. Errors: SpecError for cross-attention, or a causal mixer without one_way."""
-        model = self.assemble(TokenEmbedding(self.vocab, self.dim))
+        model = self.assemble(self.embed.table(self.vocab, self.dim))
         initialize(model.embed, model.stack, model.head)
         return model
 
@@ -177,9 +180,10 @@ class Encoder(ModelSpec):
         for i, layer in enumerate(self.layers):
             if layer.cross is not None:
                 raise SpecError(f"encoder.layers.{i}.cross: an encoder has no memory to read. Remove it.")
-        head = self.head.build(tokens) if self.head else None
+        head = self.head.build(tokens, self.dim) if self.head else None
+        pooler = Linear(self.dim, self.dim) if self.pooler else None
         stack = Stack.of(self.layers, self.dim, loops=self.loops, readers=readers)
-        model = EncoderModel(self, self.embed.build(tokens), stack, head)
+        model = EncoderModel(self, self.embed.build(tokens, self.dim), stack, head, pooler)
         for i, mixer in enumerate(model.stack.mixers()):
             if mixer.causal and not self.one_way:
                 raise SpecError(
@@ -193,18 +197,30 @@ class Encoder(ModelSpec):
 class EncoderModel(nn.Module):
     """ids -> one vector a token, or logits when there is a head."""
 
-    def __init__(self, spec: Encoder, embed: Embedding, stack: Stack, head: LogitHead | None) -> None:
+    def __init__(
+        self, spec: Encoder, embed: Embedding, stack: Stack, head: LogitHead | None, pooler: nn.Linear | None = None
+    ) -> None:
         super().__init__()
-        self.spec, self.embed, self.stack, self.head = spec, embed, stack, head
+        self.spec, self.embed, self.stack, self.head, self.pooler = spec, embed, stack, head, pooler
 
-    def forward(self, ids: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B T D"]:
-        """(B, T) ids -> (B, T, D). valid: True at real tokens; None when there is no padding."""
-        return self.encode(ids, valid).value
+    def forward(
+        self,
+        ids: Int[Tensor, "B T"],
+        valid: Bool[Tensor, "B T"] | None = None,
+        segment: Int[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """(B, T) ids -> (B, T, D). valid: True at real tokens; None when there is no padding. segment: see `Span`."""
+        return self.encode(ids, valid, segment).value
 
-    def encode(self, ids: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None) -> Memory:
+    def encode(
+        self,
+        ids: Int[Tensor, "B T"],
+        valid: Bool[Tensor, "B T"] | None = None,
+        segment: Int[Tensor, "B T"] | None = None,
+    ) -> Memory:
         """(B, T) ids -> their vectors and where they sit."""
         check_ids(ids, "encoder")
-        at = self.embed.place(Span.of(ids, valid=valid))
+        at = replace(self.embed.place(Span.of(ids, valid=valid)), segment=segment)
         return Memory(self.stack(self.embed(ids, at), at), at)
 
     def logits(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
@@ -212,6 +228,12 @@ class EncoderModel(nn.Module):
         if self.head is None:
             raise SpecError("encoder.head: this encoder has none. Build it with head=Head().")
         return self.head(h)
+
+    def pooled(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B D"]:
+        """(B, T, D) -> (B, D), of the first token. Errors: SpecError when the encoder was built without a pooler."""
+        if self.pooler is None:
+            raise SpecError("encoder.pooler: this encoder has none. Build it with pooler=True.")
+        return torch.tanh(self.pooler(h[:, 0]))
 
 
 @spec("encoder_decoder")
@@ -231,6 +253,8 @@ class EncoderDecoder(ModelSpec):
             )
         if self.shared and e.vocab != d.vocab:
             raise self.refuse("shared", f"False: the vocabularies differ ({e.vocab} and {d.vocab})")
+        if self.shared and e.embed.width != d.embed.width:
+            raise self.refuse("shared", f"False: the tables' widths differ ({e.embed.width} and {d.embed.width})")
         if all(layer.cross is None for layer in d.layers):
             raise SpecError(
                 "encoder_decoder.decoder.layers: no layer has cross-attention, so the source would be ignored. "
@@ -239,8 +263,8 @@ class EncoderDecoder(ModelSpec):
 
     def build(self) -> EncoderDecoderModel:
         """The model, initialised. Errors: SpecError from either side."""
-        source = TokenEmbedding(self.encoder.vocab, self.encoder.dim)
-        target = source if self.shared else TokenEmbedding(self.decoder.vocab, self.decoder.dim)
+        source = self.encoder.embed.table(self.encoder.vocab, self.encoder.dim)
+        target = source if self.shared else self.decoder.embed.table(self.decoder.vocab, self.decoder.dim)
         readers = len(self.decoder.layers) * self.decoder.loops
         model = EncoderDecoderModel(self, self.encoder.assemble(source, readers=readers), self.decoder.assemble(target))
         for side in (model.encoder, model.decoder):

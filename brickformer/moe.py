@@ -37,11 +37,15 @@ from brickformer.spec import Spec, spec
 class Router(Spec):
     """Who goes where.
 
-    top_k: experts a token uses. score: softmax over experts (Mixtral) or a sigmoid each (DeepSeek-V3). normalize: the
-    weights of the chosen sum to 1; scale: times this. balance, z, bias_rate: see above; 0 turns each off.
+    top_k: experts a token uses. groups, top_groups: experts lie in groups, and only those of the best few groups can
+    be chosen, a group being as good as its two best (arXiv 2412.19437, 2.1.2). score: softmax over experts (Mixtral)
+    or a sigmoid each (DeepSeek-V3). normalize: the weights of the chosen sum to 1; scale: times this. balance, z,
+    bias_rate: see above; 0 turns each off.
     """
 
     top_k: int = 2
+    groups: int = 1
+    top_groups: int = 1
     score: Literal["softmax", "sigmoid"] = "softmax"
     normalize: bool = True
     scale: float = 1.0
@@ -52,13 +56,17 @@ class Router(Spec):
     def check(self) -> None:
         """At least one expert a token; weights of losses are not negative."""
         check_width(self, "top_k", self.top_k)
+        check_width(self, "groups", self.groups)
+        if not 1 <= self.top_groups <= self.groups:
+            raise self.refuse("top_groups", f"from 1 to groups={self.groups}")
         for name, value in (("balance", self.balance), ("z", self.z), ("bias_rate", self.bias_rate)):
             if value < 0.0:
                 raise self.refuse(name, "0 (off) or more")
 
     def build(self, dim: int, experts: int) -> TopKRouter:
         """The module for `experts` experts of vectors of width `dim`."""
-        rule = Rule(self.score, self.normalize, self.scale, self.balance, self.z, self.bias_rate)
+        limits = self.groups, self.top_groups
+        rule = Rule(*limits, self.score, self.normalize, self.scale, self.balance, self.z, self.bias_rate)
         return TopKRouter(nn.Linear(dim, experts, bias=False), self.top_k, rule)
 
 
@@ -76,6 +84,13 @@ class MoE(FeedForwardSpec):
         check_width(self, "experts", self.experts)
         if self.router.top_k > self.experts:
             raise self.refuse("experts", f"at least router.top_k = {self.router.top_k}", "Add experts or lower top_k.")
+        groups, chosen = self.router.groups, self.router.top_groups
+        if self.experts % groups:
+            raise self.refuse("experts", f"a multiple of router.groups = {groups}")
+        if groups > 1 and self.experts // groups < 2:
+            raise self.refuse("experts", f"at least two in each of router.groups = {groups}")
+        if self.router.top_k > self.experts // groups * chosen:
+            raise self.refuse("experts", f"router.top_k = {self.router.top_k} in {chosen} of {groups} groups")
 
     def build(self, dim: int) -> FeedForward:
         """The module."""
@@ -90,6 +105,8 @@ class MoE(FeedForwardSpec):
 class Rule:
     """How a router scores and what keeps it even; fields as in `Router`."""
 
+    groups: int
+    top_groups: int
     score: Literal["softmax", "sigmoid"]
     normalize: bool
     scale: float
@@ -125,7 +142,7 @@ class TopKRouter(nn.Module):
         logits = self.project(x)
         logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits  # (N, E)
         scores = logits.softmax(-1) if rule.score == "softmax" else logits.sigmoid()
-        experts = (scores.detach() + self.bias).topk(self.top_k, dim=-1).indices  # (N, k)
+        experts = self._among(scores.detach() + self.bias).topk(self.top_k, dim=-1).indices  # (N, k)
         weights = scores.gather(1, experts)
         if rule.normalize:
             weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
@@ -137,6 +154,16 @@ class TopKRouter(nn.Module):
             with torch.no_grad():
                 self.bias += rule.bias_rate * torch.sign(load.float().mean() - load)
         return Routing(experts, (weights * rule.scale).to(x.dtype), load, loss)
+
+    def _among(self, choice: Float[Tensor, "N E"]) -> Float[Tensor, "N E"]:
+        """(N, E), -inf at the experts of groups that are not among the best."""
+        rule = self.rule
+        if rule.groups == rule.top_groups:
+            return choice
+        by_group = choice.unflatten(-1, (rule.groups, -1))  # (N, groups, E / groups)
+        best = by_group.topk(2, dim=-1).values.sum(-1).topk(rule.top_groups, dim=-1).indices
+        kept = torch.zeros_like(by_group[..., 0], dtype=torch.bool).scatter_(1, best, True)
+        return by_group.masked_fill(~kept[..., None], -torch.inf).flatten(-2)
 
     def _loss(self, logits: Tensor, scores: Tensor, load: Tensor) -> Tensor | None:
         terms = []

@@ -2,8 +2,10 @@
 
     LayerNorm   (x - mean x) / √(var x + ε) · g + b        arXiv 1607.06450
     RMSNorm     x / √(mean x² + ε) · g                     arXiv 1910.07467
+    OffsetRMSNorm  the same with 1 + g, g at first 0       Gemma (arXiv 2403.08295)
     ScaleNorm   x / ‖x‖ · g, g one number                  arXiv 1910.05895
     DynamicTanh tanh(α x) · g + b, α one number            arXiv 2503.10622: a norm's squashing without its statistics
+    NoNorm      x
 
 All over the last axis, each vector alone: over time or over the batch it would let tokens see each other.
 LayerNorm is torch's own module; RMSNorm is torch's with a quicker backward on a CPU. Shapes: (..., D) -> (..., D).
@@ -16,6 +18,7 @@ from abc import abstractmethod
 from typing import Any, final
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -66,6 +69,32 @@ class RootMeanSquare(nn.RMSNorm):
         if exact and x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             return _RootMeanSquare.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
         return super().forward(x)
+
+
+@spec("offset_rmsnorm")
+class OffsetRMSNorm(NormSpec):
+    """RMSNorm whose gain is stored as its distance from 1, so that weight decay draws it to 1 (arXiv 2403.08295)."""
+
+    eps: float = 1e-6
+
+    def build(self, dim: int) -> nn.Module:
+        """The module."""
+        return OffsetRootMeanSquare(dim, eps=self.eps)
+
+
+@final
+class OffsetRootMeanSquare(nn.Module):
+    """x / √(mean x² + ε) · (1 + weight). The gain is made in float32: 1 + g would round a small g off in half types."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.zeros(dim)), eps
+
+    def forward(self, x: Float[Tensor, "*N D"]) -> Float[Tensor, "*N D"]:
+        """(..., D) -> (..., D)."""
+        wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
+        gain = 1.0 + self.weight.to(wide.dtype)
+        return F.rms_norm(wide, wide.shape[-1:], gain, self.eps).to(x.dtype)
 
 
 class _RootMeanSquare(torch.autograd.Function):
@@ -141,6 +170,15 @@ class Squash(nn.Module):
     def forward(self, x: Float[Tensor, "*N D"]) -> Float[Tensor, "*N D"]:
         """(..., D) -> (..., D)."""
         return torch.tanh(self.alpha * x) * self.gain + self.bias
+
+
+@spec("nonorm")
+class NoNorm(NormSpec):
+    """The vector as it is: where a norm has its place and none is wanted."""
+
+    def build(self, dim: int) -> nn.Module:
+        """The identity."""
+        return nn.Identity()
 
 
 @final

@@ -18,11 +18,13 @@ from brickformer.models import AnyModel, ModelSpec
 
 def shapes_of(spec: ModelSpec) -> AnyModel:
     """The model of a spec on the meta device. Errors: SpecError, as its build."""
-    return skeleton_of(spec).to("meta")  # buffers too: from now on everything computes shapes
+    return unfilled(spec).to("meta")  # buffers too: from now on everything computes shapes
 
 
-def skeleton_of(spec: ModelSpec) -> AnyModel:
-    """The model of a spec with its parameters on the meta device and its buffers as they are: to be given weights."""
+def unfilled(spec: ModelSpec) -> AnyModel:
+    """The same with its buffers: what bricks compute for themselves (tables, slopes) is there, and each parameter, on
+    the meta device, waits to be put in its place by whoever has its numbers. Errors: SpecError, as its build.
+    """
     with _parameters_on_meta(), _Undrawn():
         return spec.build()
 

@@ -13,7 +13,7 @@ from beartype import beartype
 from jaxtyping import AbstractArray
 
 CORE = (
-    "plain spec schema mask kernels attend state positions norms product linear feedforward moe mixers "
+    "plain files spec schema mask kernels attend state positions norms product linear feedforward moe mixers "
     "layers embed init models shapes surgery presets"
 ).split()
 

@@ -16,6 +16,7 @@ from brickformer.cli.doctor import add as add_doctor
 from brickformer.cli.explain import add as add_explain
 from brickformer.cli.export import add as add_export
 from brickformer.cli.generate import add as add_generate
+from brickformer.cli.hf import add_import
 from brickformer.cli.list import add as add_list
 from brickformer.cli.look import add as add_look
 from brickformer.cli.quantize import add as add_quantize
@@ -49,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
         add_score,
         add_look,
         add_quantize,
+        add_import,
         add_export,
         add_check,
         add_explain,

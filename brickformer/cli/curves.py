@@ -12,9 +12,9 @@ def curves(run: str, out: str | None, *, live: bool) -> int:
     """Write the page; or serve it until Ctrl-C."""
     from brickformer.cli.train import shown_path
     from brickformer.errors import SpecError
+    from brickformer.files import write_whole
     from brickformer.look.curves import curves_page
     from brickformer.train import RunFolder
-    from brickformer.train.files import write_whole
 
     folder = RunFolder.open(Path(run).expanduser())
     if live:

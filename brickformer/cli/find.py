@@ -13,6 +13,7 @@ from typing import TypeVar, get_type_hints
 
 from brickformer.cli.settings import Setting, changed
 from brickformer.errors import SpecError, nearest
+from brickformer.files import read_text
 from brickformer.models import ModelSpec
 from brickformer.presets import PRESETS
 from brickformer.recipes import RECIPES, Run
@@ -20,7 +21,6 @@ from brickformer.recipes.bricks import import_bricks
 from brickformer.recipes.weighted import plain_spec
 from brickformer.spec import Spec, fields_of, kinds_of, read
 from brickformer.train.checkpoint import RunFolder
-from brickformer.train.files import read_text
 
 S = TypeVar("S", bound=Spec)
 import_bricks()  # a name on the command line or in a file may be that of any brick

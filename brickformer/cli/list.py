@@ -36,6 +36,7 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("slot", metavar="SLOT", nargs="?", help="only the bricks of this slot, or one brick")
+    p.add_argument("--families", action="store_true", help="published models that can be read and written")
     p.set_defaults(verb=list_)
 
 
@@ -44,6 +45,8 @@ def list_(args: argparse.Namespace) -> int:
     from brickformer.cli.text import screen
     from brickformer.errors import SpecError, nearest
 
+    if args.families:
+        return families()
     slots = by_slot()
     if args.slot is not None:
         chosen = {
@@ -60,6 +63,19 @@ def list_(args: argparse.Namespace) -> int:
         for kind, cls in bricks.items():
             for line in detail(kind, cls, width) if args.slot == kind else entry(kind, cls, width):
                 print(line)
+    return 0
+
+
+def families() -> int:
+    """Print the families of published models: what they are, and the test that proves it."""
+    from brickformer.cli.text import screen
+    from brickformer.hf import FAMILIES
+
+    for name, family in FAMILIES.items():
+        about = (sys.modules[family.read.__module__].__doc__ or "").split("\n\n")[0].partition(": ")[2]
+        for line in textwrap.wrap(about, screen(), initial_indent=f"  {name:<16}", subsequent_indent=INDENT):
+            print(line)
+        print(f"{INDENT}proof: {family.proof} -k {name}-")
     return 0
 
 

@@ -74,10 +74,10 @@ def show(args: argparse.Namespace) -> int:
     from brickformer.cli.text import screen
     from brickformer.cli.train import shown_path
     from brickformer.errors import SpecError
+    from brickformer.files import write_whole
     from brickformer.look.grid import picture
     from brickformer.look.page import page, readable
     from brickformer.look.table import findings, heads, layers
-    from brickformer.train.files import write_whole
 
     rows = None if args.tokens is None else part(args.tokens)
     if ".py:" in args.run:

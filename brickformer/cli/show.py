@@ -79,8 +79,8 @@ def draw(model: AnyModel, title: str, path: str) -> None:
     from pathlib import Path
 
     from brickformer.cli.text import labelled
+    from brickformer.files import write_whole
     from brickformer.look.diagram import diagram
-    from brickformer.train.files import write_whole
 
     write_whole(Path(path).expanduser(), diagram(model, title).encode())
     print(labelled("drawn", path, 12))

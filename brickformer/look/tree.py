@@ -22,6 +22,7 @@ from brickformer.mixers.attention import AttentionMixer
 from brickformer.mixers.cross import CrossAttention
 from brickformer.mixers.shortconv import ShortConvMixer
 from brickformer.moe import MoEFeedForward
+from brickformer.norms import OffsetRootMeanSquare
 from brickformer.positions import NoPosition, RopePosition, SinusoidPosition
 
 
@@ -129,6 +130,8 @@ def describe(module: nn.Module) -> str:
         case nn.LayerNorm() | nn.RMSNorm():
             name = "RMSNorm" if isinstance(module, nn.RMSNorm) else "LayerNorm"
             return f"{name} {'×'.join(map(str, module.normalized_shape))}"
+        case OffsetRootMeanSquare():
+            return f"OffsetRMSNorm {len(module.weight)}"
         case AttentionMixer():
             shared = f" over {module.kv_heads}" if module.kv_heads != module.qkv.parts[0] // module.width else ""
             return f"{module.qkv.parts[0] // module.width}{shared} heads × {module.width}"

@@ -32,7 +32,8 @@ class Attention(MixerSpec):
 
     heads: query heads. kv_heads: key/value heads, default all. head_dim: width of a head, default dim/heads.
     position: rotary, ALiBi, T5's bias, or none. mask: causal by default; `FULL` in an encoder; a window.
-    qk_norm: norm of each head's queries and keys (arXiv 2010.04245). softcap: see `Attend`. dropout: on the weights.
+    qk_norm: norm of each head's queries and keys (arXiv 2010.04245); qk_norm_all: of all heads' together, before they
+    are cut (OLMo 2: arXiv 2501.00656). softcap: see `Attend`. dropout: on the weights.
     bias: on queries, keys, values and output; out_bias: on the output, default as bias. scale: default 1/√K.
     sinks: a learned score a head that takes weight and gives nothing, so that a head may look away (arXiv 2309.17453).
     gate: what the heads saw, times sigmoid(x W_g), before the output (arXiv 2505.06708).
@@ -45,6 +46,7 @@ class Attention(MixerSpec):
     position: PositionSpec | None = None
     mask: Mask = Mask()
     qk_norm: NormSpec | None = None
+    qk_norm_all: NormSpec | None = None
     softcap: float | None = None
     scale: float | None = None
     dropout: float = 0.0
@@ -79,6 +81,8 @@ class Attention(MixerSpec):
             position=self.position.build(self.heads, width, self.mask.causal) if self.position else NoPosition(),
             q_norm=self.qk_norm.build(width) if self.qk_norm else nn.Identity(),
             k_norm=self.qk_norm.build(width) if self.qk_norm else nn.Identity(),
+            q_norm_all=self.qk_norm_all.build(self.heads * width) if self.qk_norm_all else nn.Identity(),
+            k_norm_all=self.qk_norm_all.build(groups * width) if self.qk_norm_all else nn.Identity(),
             sinks=nn.Parameter(torch.zeros(self.heads)) if self.sinks else None,
             gate=Linear(dim, self.heads * width) if self.gate else None,
             residue=nn.Parameter(torch.full((2,), 0.5)) if self.value_residual else None,
@@ -99,6 +103,8 @@ class AttentionMixer(Mixer):
         position: Position,
         q_norm: nn.Module,
         k_norm: nn.Module,
+        q_norm_all: nn.Module,
+        k_norm_all: nn.Module,
         sinks: nn.Parameter | None = None,
         gate: nn.Linear | None = None,
         residue: nn.Parameter | None = None,
@@ -106,6 +112,7 @@ class AttentionMixer(Mixer):
         super().__init__()
         self.qkv, self.out, self.attend, self.position = qkv, out, attend, position
         self.q_norm, self.k_norm, self.sinks, self.gate, self.residue = q_norm, k_norm, sinks, gate, residue
+        self.q_norm_all, self.k_norm_all = q_norm_all, k_norm_all
         self.width = qkv.parts[0] // heads
         self.kv_heads = qkv.parts[1] // self.width
         self.causal = attend.mask.causal
@@ -118,7 +125,8 @@ class AttentionMixer(Mixer):
 
     def forward(self, x: Float[Tensor, "B T D"], at: Span, state: State | None = None) -> Float[Tensor, "B T D"]:
         """(B, T, D) -> (B, T, D)."""
-        q, k, v = (split_heads(y, self.width) for y in self.qkv(x).split(self.qkv.parts, dim=-1))
+        q, k, v = self.qkv(x).split(self.qkv.parts, dim=-1)
+        q, k, v = (split_heads(y, self.width) for y in (self.q_norm_all(q), self.k_norm_all(k), v))
         q = self.position.rotate(self.q_norm(q), at)  # (B, H, T, K)
         k = self.position.rotate(self.k_norm(k), at)  # (B, G, T, K)
         if self.residue is not None:

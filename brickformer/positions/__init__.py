@@ -17,13 +17,14 @@ from brickformer.positions.absolute import (
 )
 from brickformer.positions.base import NoPosition, Position, PositionSpec
 from brickformer.positions.bias import Alibi, AlibiPosition, T5Bias, T5BiasPosition, alibi_slopes
-from brickformer.positions.rotary import Linear, Llama3, Ntk, Rope, RopePosition, RopeScaling, Yarn
+from brickformer.positions.rotary import Dynamic, Linear, Llama3, Ntk, Rope, RopePosition, RopeScaling, Yarn
 
 __all__ = [
     "AbsolutePosition",
     "AbsolutePositionSpec",
     "Alibi",
     "AlibiPosition",
+    "Dynamic",
     "Learned",
     "LearnedPosition",
     "Linear",

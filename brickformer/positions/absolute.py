@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import final
+from typing import Literal, final
 
 import torch
 from jaxtyping import Float
@@ -48,9 +48,14 @@ class AbsolutePositionSpec(Spec):
 
 @spec("sinusoid")
 class Sinusoid(AbsolutePositionSpec):
-    """sin and cos of geometric wavelengths, from 2π to 10000·2π (arXiv 1706.03762, 3.5). max_len: rows of the table."""
+    """sin and cos of geometric wavelengths, from 2π to 10000·2π (arXiv 1706.03762, 3.5).
+
+    max_len: rows of the table. layout: each cos after its sin, as in the paper, or all sines and then all cosines, as
+    in tensor2tensor and Marian.
+    """
 
     max_len: int = 1024
+    layout: Literal["alternating", "halves"] = "alternating"
 
     def check(self) -> None:
         """At least one row."""
@@ -65,7 +70,10 @@ class Sinusoid(AbsolutePositionSpec):
         """The module. Errors: SpecError when the width is odd."""
         if dim % 2:
             raise SpecError(f"sinusoid: got a model width of {dim}, expected an even one: sin and cos come in pairs.")
-        return SinusoidPosition(sinusoid(self.max_len, dim))
+        table = sinusoid(self.max_len, dim)
+        if self.layout == "halves":
+            table = torch.cat([table[:, 0::2], table[:, 1::2]], 1)
+        return SinusoidPosition(table)
 
 
 def sinusoid(max_len: int, dim: int) -> Float[Tensor, "N D"]:
@@ -92,35 +100,41 @@ class SinusoidPosition(AbsolutePosition):
 
 @spec("learned")
 class Learned(AbsolutePositionSpec):
-    """A table of learned vectors, one a position (GPT-2, BERT)."""
+    """A table of learned vectors, one a position (GPT-2, BERT).
+
+    skip: rows at its beginning that no position reads (RoBERTa and BART have two).
+    """
 
     max_len: int = 1024
+    skip: int = 0
 
     def check(self) -> None:
         """At least one row."""
         if self.max_len < 1:
             raise self.refuse("max_len", "at least 1")
+        if self.skip < 0:
+            raise self.refuse("skip", "0 (none) or more")
 
     def limit(self) -> int | None:
-        """Rows of the table."""
+        """Rows of the table that are read."""
         return self.max_len
 
     def build(self, dim: int) -> AbsolutePosition:
         """The module."""
-        return LearnedPosition(self.max_len, dim)
+        return LearnedPosition(self.max_len, dim, self.skip)
 
 
 @final
 class LearnedPosition(AbsolutePosition):
-    """x + table[p]."""
+    """x + table[skip + p]."""
 
-    def __init__(self, max_len: int, dim: int) -> None:
+    def __init__(self, max_len: int, dim: int, skip: int = 0) -> None:
         super().__init__()
-        self.table = nn.Embedding(max_len, dim)
+        self.table, self.skip = nn.Embedding(max_len + skip, dim), skip
 
     def forward(self, x: Float[Tensor, "B T D"], at: Span) -> Float[Tensor, "B T D"]:
         """(B, T, D) -> (B, T, D). Errors: BrickError past the end of the table."""
-        return x + _rows(self.table.weight, at, "Learned")
+        return x + _rows(self.table.weight[self.skip :], at, "Learned")
 
 
 def _rows(table: Tensor, at: Span, name: str) -> Tensor:

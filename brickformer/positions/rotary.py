@@ -10,6 +10,7 @@ A model trained on short inputs reads longer ones better when the rates are slow
     Ntk      θ becomes θ · factor^(W/(W-2)): fast rates stay, slow ones slow down   bloc97, 2023; arXiv 2309.00071, 3.1
     Yarn     fast rates stay, slow ones r / factor, a ramp between; scores sharpened  arXiv 2309.00071
     Llama3   the same idea with bounds in wavelengths                               arXiv 2407.21783, 3.4.2
+    Dynamic  Ntk by the length of each input; up to the trained length it changes nothing
 
 Shapes: x (B, H, N, K) -> the same. Angles are float32 whatever the model's type (float64 in float64).
 """
@@ -25,7 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from brickformer.errors import SpecError
+from brickformer.errors import BrickError, SpecError
 from brickformer.mask import EMPTY, Span
 from brickformer.positions.base import Position, PositionSpec
 from brickformer.spec import Spec, spec
@@ -45,6 +46,10 @@ class RopeScaling(Spec):
     def sharpen(self) -> float:
         """What queries and keys are multiplied with."""
         return 1.0
+
+    def limit(self) -> int | None:
+        """How many positions it can turn; None is no limit."""
+        return None
 
 
 @spec("rope")
@@ -86,6 +91,7 @@ class Rope(PositionSpec):
             made,
             layout=self.layout,
             sharpen=self.scaling.sharpen() if self.scaling else 1.0,
+            limit=self.scaling.limit() if self.scaling else None,
         )
 
 
@@ -99,13 +105,24 @@ class RopePosition(Position):
     """Turns the first 2·len(rates) channels of each head. rates: by the type of the angles, float32 and float64."""
 
     def __init__(
-        self, rates: dict[torch.dtype, tuple[float, ...]], *, layout: Layout = "half", sharpen: float = 1.0
+        self,
+        rates: dict[torch.dtype, tuple[float, ...]],
+        *,
+        layout: Layout = "half",
+        sharpen: float = 1.0,
+        limit: int | None = None,
     ) -> None:
         super().__init__()
-        self.rates, self.layout, self.sharpen = rates, layout, sharpen
+        self.rates, self.layout, self.sharpen, self.limit = rates, layout, sharpen, limit
 
     def rotate(self, x: Float[Tensor, "B H N K"], at: Span) -> Float[Tensor, "B H N K"]:
-        """(B, H, N, K) -> (B, H, N, K)."""
+        """(B, H, N, K) -> (B, H, N, K). Errors: BrickError past the limit of a scaling that has one."""
+        if self.limit is not None and at.end > self.limit:
+            raise BrickError(
+                f"Rope with Dynamic scaling: the input reaches position {at.end - 1}; expected less than {self.limit}, "
+                "from where its rates depend on the input's length and no cache can keep a key. Use "
+                "Rope(scaling=Ntk(factor)), or shorten the input."
+            )
         cos, sin = self._table(at, x)
         turned = 2 * cos.shape[-1]
         if turned == x.shape[-1]:
@@ -247,6 +264,32 @@ class Llama3(RopeScaling):
         turns = self.original * rate / (2.0 * math.pi)
         kept = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
         return (1.0 - kept) * rate / self.factor + kept * rate
+
+
+@spec("dynamic")
+class Dynamic(RopeScaling):
+    """Nothing up to `original` tokens, refused above: there θ grows with each input's length (arXiv 2309.00071, 3.3).
+
+    A key that a cache holds was turned when the input was shorter, so decoding would not agree with reading at once.
+    `Ntk` with the factor of the longest input is the scaling that does. factor: kept for the file it came from.
+    """
+
+    factor: float
+    original: int
+
+    def check(self) -> None:
+        """A factor of at least 1, some positions."""
+        _check_factor(self, self.factor)
+        if self.original < 1:
+            raise self.refuse("original", "the length of the training inputs, at least 1")
+
+    def rates(self, width: int, theta: float, dtype: torch.dtype) -> Float[Tensor, " R"]:
+        """Those without scaling."""
+        return plain_rates(width, theta, dtype)
+
+    def limit(self) -> int | None:
+        """The trained length."""
+        return self.original
 
 
 def _check_factor(of: Spec, factor: float) -> None:

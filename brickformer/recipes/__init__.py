@@ -4,6 +4,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 
 from brickformer.recipes.pairs import pairs
+from brickformer.recipes.published import load, save
 from brickformer.recipes.reverse import reverse
 from brickformer.recipes.run import FROM_DATA, Run, completed, forward
 from brickformer.recipes.session import Session
@@ -15,4 +16,17 @@ RECIPES: MappingProxyType[str, Callable[..., Run]] = MappingProxyType(
 )
 """Every recipe by name. Those that learn a file take its path as `data`."""
 
-__all__ = ["FROM_DATA", "RECIPES", "Run", "Session", "Trained", "completed", "forward", "pairs", "reverse", "text"]
+__all__ = [
+    "FROM_DATA",
+    "RECIPES",
+    "Run",
+    "Session",
+    "Trained",
+    "completed",
+    "forward",
+    "load",
+    "pairs",
+    "reverse",
+    "save",
+    "text",
+]

@@ -24,6 +24,7 @@ from brickformer.errors import BrickError, RunError, SpecError
 from brickformer.export.engine import Reader
 from brickformer.export.graph import Blocks
 from brickformer.export.onnx import export_onnx
+from brickformer.files import read_json, write_json, write_whole, writing
 from brickformer.generate import Generation, Sampling, Stats, Stop, Writer
 from brickformer.generate.engine import Decoding
 from brickformer.generate.feed import Rows
@@ -36,7 +37,6 @@ from brickformer.recipes.run import forward
 from brickformer.recipes.trained import Trained
 from brickformer.recipes.weighted import is_quantized
 from brickformer.train import RunFolder
-from brickformer.train.files import read_json, write_json, write_whole, writing
 
 FOLDER: Final = "onnx"
 BLOCK: Final = 64

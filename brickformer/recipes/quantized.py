@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from brickformer.errors import RunError
+from brickformer.files import write_json, write_whole
 from brickformer.generate import Sampling, Stop, generate
 from brickformer.quant import Calibration, Heads, Matrix, Method, Receipt, Scheme, entry, quantize
 from brickformer.recipes.run import forward
@@ -26,7 +27,6 @@ from brickformer.recipes.trained import Trained
 from brickformer.recipes.weighted import ENTRY, is_quantized, plain_spec
 from brickformer.tasks import Data
 from brickformer.train import RunFolder, mean_loss
-from brickformer.train.files import write_json, write_whole
 
 TIMED = 32
 """Tokens of an answer whose time is taken."""

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from brickformer.errors import RunError
+from brickformer.files import write_json
 from brickformer.generate import Sampling, Stop
 from brickformer.look.watch import entropies
 from brickformer.recipes.run import Run, check_lengths, completed, forward
@@ -26,7 +27,6 @@ from brickformer.recipes.trained import Trained, best_device, run_of
 from brickformer.recipes.weighted import is_quantized
 from brickformer.tasks import Data, dump_tokenizers
 from brickformer.train import Progress, Result, RunFolder, fit, mean_loss
-from brickformer.train.files import write_json
 
 ROWS: Final = 4
 NEWEST: Final = 64

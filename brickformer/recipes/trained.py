@@ -11,6 +11,7 @@ from typing import final
 import torch
 
 from brickformer.errors import BrickError, DataError, RunError, SpecError
+from brickformer.files import read_text
 from brickformer.generate import (
     Beam,
     Generation,
@@ -32,7 +33,6 @@ from brickformer.spec import read
 from brickformer.state import CacheType
 from brickformer.tasks import Tokenizer, load_tokenizers
 from brickformer.train import RunFolder
-from brickformer.train.files import read_text
 
 
 @final
@@ -132,9 +132,9 @@ class Trained:
         )
 
     def ending(self, stop: Stop) -> Stop:
-        """The same, and at the tokenizer's own end."""
-        eos = self.target.eos
-        return stop if eos is None else stop.but(ids=(*stop.ids, eos))
+        """The same, and at the tokenizer's own ends."""
+        ends = self.target.ends
+        return stop.but(ids=(*stop.ids, *ends)) if ends else stop
 
     def answer(self, texts: Sequence[str]) -> list[str]:
         """Just the texts. Errors: BrickError of the first text that cannot be read."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 from brickformer.models import AnyModel
 from brickformer.quant import restore
 from brickformer.recipes.run import Run
-from brickformer.shapes import skeleton_of
+from brickformer.shapes import unfilled
 from brickformer.surgery import tie
 from brickformer.train import RunFolder
 from brickformer.train.checkpoint import load_into
@@ -31,7 +31,7 @@ def is_quantized(folder: RunFolder) -> bool:
 
 def weighted(folder: RunFolder, run: Run) -> tuple[AnyModel, int]:
     """(the model, after how many steps), on the CPU. Errors: RunError: missing, broken, altered, not fitting."""
-    model = skeleton_of(run.model)
+    model = unfilled(run.model)
     tensors, step = folder.weights()
     where = str(folder.path / "weights.safetensors")
     spec = folder.spec()

@@ -2,7 +2,9 @@
 
 from brickformer.tasks.batch import IGNORE, Batch, pad
 from brickformer.tasks.files import read_lines, read_pieces
+from brickformer.tasks.imported import Imported
 from brickformer.tasks.pairs import Pairs
+from brickformer.tasks.pretrained import PretrainedTokenizer
 from brickformer.tasks.reverse import Copy, Reverse, Sort
 from brickformer.tasks.seq2seq import Seq2SeqData
 from brickformer.tasks.task import Data, Task
@@ -22,12 +24,14 @@ __all__ = [
     "BOS",
     "EOS",
     "IGNORE",
+    "Imported",
     "PAD",
     "Batch",
     "CharTokenizer",
     "Copy",
     "Data",
     "Pairs",
+    "PretrainedTokenizer",
     "Reverse",
     "Seq2SeqData",
     "Sort",

@@ -76,6 +76,11 @@ class Tokenizer(ABC):
         """The id that closes a target; None without special ids."""
         return EOS if self.specials else None
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The ids at which an answer ends."""
+        return () if self.eos is None else (self.eos,)
+
     @abstractmethod
     def encode(self, text: str, where: str = "text") -> list[int]:
         """Ids of a text, without BOS or EOS. where: what the text is, for the message.
@@ -123,9 +128,15 @@ class Tokenizer(ABC):
         """The tokenizer of `to_json`, read strictly. Errors: DataError: where, got, expected."""
         if not isinstance(data, dict):
             raise DataError(f"{where}: got {_short(data)}, expected an object with kind, specials and tokens.")
-        kind, specials, tokens = data.get("kind"), data.get("specials"), data.get("tokens")
+        kind = data.get("kind")
         if not isinstance(kind, str) or kind not in _KINDS:
             raise DataError(f"{where}.kind: got {_short(kind)}, expected a tokenizer; {nearest(str(kind), _KINDS)}")
+        return _KINDS[kind]._of_json(data, where)
+
+    @classmethod
+    def _of_json(cls, data: dict[str, Any], where: str) -> Tokenizer:
+        """The tokenizer of this kind that a mapping describes. Errors: DataError."""
+        specials, tokens = data.get("specials"), data.get("tokens")
         for name in data:
             if name not in _FIELDS:
                 raise DataError(f"{where}.{name}: a tokenizer has no such field; {nearest(name, _FIELDS)}")
@@ -134,7 +145,7 @@ class Tokenizer(ABC):
         if not isinstance(tokens, list) or not all(isinstance(t, str) for t in tokens):
             raise DataError(f"{where}.tokens: got {_short(tokens)}, expected a list of texts.")
         try:
-            return _KINDS[kind](tokens, specials=specials)
+            return cls(tokens, specials=specials)
         except DataError as e:
             raise DataError(f"{where}: {e}") from None
 

@@ -26,7 +26,7 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from brickformer.errors import RunError, nearest
-from brickformer.train.files import read_json, read_tensors, write_json, write_tensors, writing
+from brickformer.files import read_json, read_tensors, write_json, write_tensors, writing
 
 try:
     import fcntl

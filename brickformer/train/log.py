@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TextIO, final
 
 from brickformer.errors import RunError
-from brickformer.train.files import append_line, read_text, write_whole
+from brickformer.files import append_line, read_text, write_whole
 
 Record = Mapping[str, float]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brickformer.train.files import write_whole
+from brickformer.files import write_whole
 from brickformer.train.log import Record
 
 if TYPE_CHECKING:

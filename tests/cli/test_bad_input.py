@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cli.conftest import TINY, Brick, contents
 
-import brickformer.train.files
+import brickformer.files
 from brickformer.cli import main
 from brickformer.errors import BrickError
 
@@ -184,7 +184,7 @@ def test_a_disk_that_fills_up(brick: Brick, monkeypatch: pytest.MonkeyPatch, aft
         return write(file, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(brickformer.train.files.os, "write", full)
+        patch.setattr(brickformer.files.os, "write", full)
         error = brick("train", "reverse", *TINY, "--name", "full").err
     assert "the disk is full. Free some space" in error and "Traceback" not in error
     assert error.strip().splitlines()[-1].startswith("brick: ")

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from brickformer.embed import Embed, Head
+from brickformer.embed import Embed, Head, Transform
 from brickformer.feedforward import GLU, MLP, FeedForwardSpec
 from brickformer.layers import Layer
 from brickformer.mask import Mask
@@ -35,10 +35,11 @@ from brickformer.mixers.pointwise import Pointwise
 from brickformer.mixers.shortconv import ShortConv
 from brickformer.models import AnyModel, Decoder, Encoder, EncoderDecoder
 from brickformer.moe import MoE, Router
-from brickformer.norms import DynamicTanh, LayerNorm, NormSpec, RMSNorm, ScaleNorm
+from brickformer.norms import DynamicTanh, LayerNorm, NoNorm, NormSpec, OffsetRMSNorm, RMSNorm, ScaleNorm
 from brickformer.positions import (
     AbsolutePositionSpec,
     Alibi,
+    Dynamic,
     Learned,
     Linear,
     Llama3,
@@ -101,6 +102,7 @@ MIXERS: Mapping[str, Mix] = {
     "window": Mix(partial(attention, window=WINDOW)),
     "gqa_window": Mix(partial(attention, kv_heads=2, window=WINDOW, qk_norm=LayerNorm())),
     "normed": Mix(partial(attention, qk_norm=RMSNorm())),
+    "normed_all": Mix(partial(attention, kv_heads=2, qk_norm_all=RMSNorm(), bias=True)),
     "capped": Mix(partial(attention, softcap=1.5, scale=0.7)),
     "wide": Mix(partial(attention, head_dim=6, bias=True, out_bias=False)),
     "written_out": Mix(partial(attention, kv_heads=2, backend="reference", bias=True, out_bias=True)),
@@ -136,6 +138,7 @@ POSITIONS: Mapping[str, Callable[[], PositionSpec | None]] = {
     "rope_ntk": lambda: Rope(scaling=Ntk(factor=2.0)),
     "rope_yarn": lambda: Rope(theta=20.0, scaling=Yarn(factor=4.0, original=8, fast=1.0, slow=0.2)),
     "rope_yarn_blunt": lambda: Rope(theta=20.0, scaling=Yarn(factor=4.0, original=8, sharpening=1.0)),
+    "rope_dynamic": lambda: Rope(scaling=Dynamic(factor=2.0, original=64)),
     "rope_llama3": lambda: Rope(theta=20.0, scaling=Llama3(factor=4.0, original=16)),
     "alibi": Alibi,
     "t5bias": lambda: T5Bias(buckets=8, max_distance=16),
@@ -145,6 +148,8 @@ ABSOLUTE: Mapping[str, Callable[[], AbsolutePositionSpec | None]] = {
     "none": lambda: None,
     "sinusoid": lambda: Sinusoid(max_len=64),
     "learned": lambda: Learned(max_len=64),
+    "sinusoid_halves": lambda: Sinusoid(max_len=64, layout="halves"),
+    "learned_skip": lambda: Learned(max_len=64, skip=2),
 }
 
 FEEDFORWARD: Mapping[str, Callable[[], FeedForwardSpec | None]] = {
@@ -161,6 +166,7 @@ FEEDFORWARD: Mapping[str, Callable[[], FeedForwardSpec | None]] = {
     "glu_relu2": lambda: GLU(24, activation="relu2"),
     "moe": lambda: MoE(3, GLU(8)),
     "moe_shared": lambda: MoE(4, MLP(8), Router(3, score="sigmoid", normalize=False, scale=1.5), shared=GLU(8)),
+    "moe_groups": lambda: MoE(6, GLU(8), Router(2, groups=3, top_groups=2, score="sigmoid")),
     "moe_even": lambda: MoE(3, MLP(8), Router(balance=0.0, z=0.0, bias_rate=0.01)),
 }
 
@@ -168,8 +174,10 @@ NORMS: Mapping[str, Callable[[], NormSpec]] = {
     "layernorm": LayerNorm,
     "layernorm_no_bias": lambda: LayerNorm(bias=False),
     "rmsnorm": RMSNorm,
+    "offset_rmsnorm": OffsetRMSNorm,
     "scalenorm": ScaleNorm,
     "dynamictanh": DynamicTanh,
+    "nonorm": NoNorm,
 }
 
 PLACES = ("pre", "post", "peri", "branch", "deep")
@@ -181,6 +189,8 @@ EMBEDS: Mapping[str, Callable[..., Embed]] = {
     "scaled": partial(Embed, scaled=True),
     "normed": partial(Embed, norm=LayerNorm()),
     "randomized": partial(Embed, randomized=Randomized(range=64, stride=2)),
+    "segments": partial(Embed, segments=2),
+    "factorized": partial(Embed, width=6, norm=LayerNorm()),
 }
 
 HEADS_OUT: Mapping[str, Callable[[], Head]] = {
@@ -188,7 +198,12 @@ HEADS_OUT: Mapping[str, Callable[[], Head]] = {
     "untied": lambda: Head(tied=False),
     "bias": lambda: Head(bias=True),
     "capped": lambda: Head(softcap=3.0),
+    "scaled": lambda: Head(scaled=True),
+    "transform": lambda: Head(transform=Transform()),
+    "transform_other": lambda: Head(transform=Transform("silu", RMSNorm(), bias=False)),
 }
+
+TIED_HEADS = ("tied", "bias", "capped", "scaled")  # they need a table as wide as the model
 
 STACKS = ("alike", "mixed", "looped")  # mixed: every other layer is windowed attention; looped: twice round one layer
 
@@ -259,7 +274,9 @@ class Cell:
             layerscale=LAYERSCALE[self.layerscale],
             dropout=dropout,
         )
-        other = Layer(attention(causal, Rope(), WINDOW, kv_heads=2), MLP(24), cross=cross, norm=LayerNorm())
+        other = Layer(
+            attention(causal, Rope(), WINDOW, kv_heads=2), MLP(24), cross=cross, norm=LayerNorm(), mixer_norm=NoNorm()
+        )
         return {"alike": (layer, layer), "mixed": (layer, other), "looped": (layer,)}[self.stack]
 
     def spec(self, dropout: float = 0.0) -> Decoder | Encoder | EncoderDecoder:
@@ -315,6 +332,8 @@ def refusal(chosen: Mapping[str, str]) -> tuple[str, str] | None:
     known = SLOTS.keys() <= {*chosen, "ffn", "norm", "head", "layerscale"}
     if chosen.get("embed") == "randomized" and known and not _reads_places(chosen):
         return "refused", "no brick reads places"
+    if chosen.get("embed") == "factorized" and chosen.get("head") in TIED_HEADS:
+        return "refused", "head.tied"
     if family == "encoder_decoder" and cross == "none":
         return "refused", "no layer has cross-attention"
     if family in ("decoder", "encoder") and cross not in (None, "none"):

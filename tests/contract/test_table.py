@@ -27,6 +27,7 @@ ELSEWHERE: dict[tuple[str, str], str] = {
     (f"{kind}.backend", "matmul"): "what training of short sequences takes by itself; compared in test_attend"
     for kind in ("attention", "cross", "latent", "differential")
 }
+ELSEWHERE["encoder.pooler", True] = "no part of forward; compared with transformers in tests/hf"
 
 
 def _ours(slot: type[Spec]) -> dict[str, type[Spec]]:

@@ -13,11 +13,11 @@ from cli.conftest import TINY
 
 from brickformer.cli import main
 from brickformer.errors import BrickError, RunError
+from brickformer.files import read_tensors, write_tensors
 from brickformer.quant import NF4, Int4, Int8, QuantLinear, Scheme
 from brickformer.recipes import Session, Trained
 from brickformer.recipes.quantized import Plan, quantize_run
 from brickformer.surgery import places
-from brickformer.train.files import read_tensors, write_tensors
 
 
 @pytest.fixture(scope="module")

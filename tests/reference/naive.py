@@ -210,6 +210,9 @@ def _norm(norm: Data, w: Weights, x: Tensor) -> Tensor:
             return y + w("bias") if norm["bias"] else y
         case "rmsnorm":
             return x / torch.sqrt((x**2).sum(-1, keepdim=True) / d + norm["eps"]) * w("weight")
+        case "offset_rmsnorm":
+            y = x / torch.sqrt((x**2).sum(-1, keepdim=True) / d + norm["eps"])
+            return y + y * w("weight")
         case "scalenorm":
             length = torch.sqrt((x**2).sum(-1, keepdim=True) + 1e-300)
             return w("gain") * x / torch.where(length > norm["eps"], length, 0 * length + norm["eps"])
@@ -264,7 +267,11 @@ def _experts(moe: Data, w: Weights, x: Tensor) -> Tensor:
         torch.exp(logits) / torch.exp(logits).sum() if router["score"] == "softmax" else 1 / (1 + torch.exp(-logits))
     )
     ranked = sorted(range(moe["experts"]), key=lambda e: -float((score[e] + w("router.bias")[e]).detach()))
-    best = ranked[: router["top_k"]]
+    size = moe["experts"] // router["groups"]  # arXiv 2412.19437: the groups whose two best experts are best together
+    two = [[r for r in ranked if r // size == g][:2] for g in range(router["groups"])]
+    worth = [sum(float((score[e] + w("router.bias")[e]).detach()) for e in pair) for pair in two]
+    groups = sorted(range(router["groups"]), key=lambda g: -worth[g])[: router["top_groups"]]
+    best = [e for e in ranked if e // size in groups][: router["top_k"]]
     total = sum(score[e] for e in best) if router["normalize"] else 1.0
     return sum(
         router["scale"] * score[e] / total * _feed_forward(moe["expert"], w.below(f"experts.{e}"), x) for e in best
@@ -368,9 +375,11 @@ def _attention(mixer: Data, w: Weights, x: Tensor, at: Tokens) -> Tensor:
     groups = mixer["kv_heads"] or heads
     width = mixer["head_dim"] or x.shape[-1] // heads
     qkv = _linear(w, "qkv", x)
-    q = _heads(qkv[..., : heads * width], heads)
-    k = _heads(qkv[..., heads * width : (heads + groups) * width], groups)
-    v = _heads(qkv[..., (heads + groups) * width :], groups)
+    q, k = qkv[..., : heads * width], qkv[..., heads * width : (heads + groups) * width]
+    if mixer["qk_norm_all"] is not None:  # before heads are cut
+        norm = mixer["qk_norm_all"]
+        q, k = _norm(norm, w.below("q_norm_all"), q), _norm(norm, w.below("k_norm_all"), k)
+    q, k, v = _heads(q, heads), _heads(k, groups), _heads(qkv[..., (heads + groups) * width :], groups)
     if mixer["qk_norm"] is not None:
         q, k = _norm(mixer["qk_norm"], w.below("q_norm"), q), _norm(mixer["qk_norm"], w.below("k_norm"), k)
     if mixer["value_residual"]:
@@ -491,7 +500,7 @@ def _rates(position: Data, width: int) -> list[float]:
     theta, scaling = position["theta"], position["scaling"]
     plain = [theta ** (-2 * i / width) for i in range(width // 2)]
     match scaling and scaling["kind"]:
-        case None:
+        case None | "dynamic":
             return plain
         case "linear":
             return [rate / scaling["factor"] for rate in plain]

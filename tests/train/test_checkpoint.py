@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from brickformer.errors import RunError
+from brickformer.files import read_json, read_tensors, write_json, write_tensors, write_whole
 from brickformer.train.checkpoint import RunFolder, load_into
-from brickformer.train.files import read_json, read_tensors, write_json, write_tensors, write_whole
 
 SPEC = {"kind": "decoder", "vocab": 5}
 
@@ -99,7 +99,7 @@ def test_a_real_limit_of_the_system_leaves_the_old_file(tmp_path: Path) -> None:
 import resource, sys
 from pathlib import Path
 from brickformer.errors import RunError
-from brickformer.train.files import write_whole
+from brickformer.files import write_whole
 path = Path(sys.argv[1])
 write_whole(path, b"old")
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
@@ -119,7 +119,7 @@ def test_a_program_killed_while_writing_leaves_the_old_file(tmp_path: Path) -> N
     code = """
 import os, sys
 from pathlib import Path
-from brickformer.train.files import write_whole
+from brickformer.files import write_whole
 path = Path(sys.argv[1])
 write_whole(path, b"old")
 os.fsync = lambda file: os._exit(9)

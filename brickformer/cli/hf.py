@@ -1,0 +1,39 @@
+"""`brick import`: published checkpoints in; `brick export` (export.py) is the way out."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+ABOUT_IMPORT = """Read a published checkpoint (a folder with config.json, weights and tokenizer)
+into a run folder, which every other verb takes. Nothing in it is run."""
+EXAMPLES_IMPORT = """examples:
+  brick import tinystories-656k
+  brick import HuggingFaceTB/SmolLM2-135M      a name on the hub, with huggingface_hub"""
+
+
+def add_import(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser) -> None:
+    """Say what the verb takes."""
+    p = verbs.add_parser(
+        "import",
+        parents=[shared],
+        help="a published checkpoint becomes a run",
+        description=ABOUT_IMPORT,
+        epilog=EXAMPLES_IMPORT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("source", metavar="DIR", help="a folder, or a name on the hub")
+    p.add_argument("--name", metavar="NAME", help="of the run folder (default: that of DIR)")
+    p.add_argument("--out", metavar="DIR", default="runs", help="where the run folder goes (default: runs)")
+    p.set_defaults(verb=import_)
+
+
+def import_(args: argparse.Namespace) -> int:
+    """Read, keep, say what it is."""
+    from brickformer.recipes.published import imported, load
+
+    trained = load(args.source)
+    folder = imported(trained, Path(args.out), args.name)
+    count = sum(p.numel() for p in trained.model.parameters())
+    print(f"{folder.path}: {trained.run.model.kind}, {count:,} parameters, {trained.target!r}")
+    return 0

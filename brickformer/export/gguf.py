@@ -1,0 +1,136 @@
+"""GGUF: one file that llama.cpp and what is built on it read, weights, sizes and vocabulary together.
+
+    f32, f16       numbers as they are, or in half
+    q8_0, q4_0     blocks of 32 numbers of a row: one scale in float16, 8 or 4 bits each
+
+Only matrices are made smaller; norms and biases stay float32. Rows that are no multiple of 32 stay float16. With q4_0
+the table of tokens and the head are kept in q8_0: they are read once a token and cost little, errors there cost much.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, final
+
+import numpy as np
+from torch import Tensor
+
+from brickformer.errors import RunError, SpecError
+from brickformer.export.llamacpp import added, architecture, fields, stored
+from brickformer.export.vocabulary import Vocabulary
+from brickformer.files import writing
+
+Kind = Literal["f32", "f16", "q8_0", "q4_0"]
+KINDS: Final[tuple[Kind, ...]] = ("f32", "f16", "q8_0", "q4_0")
+BLOCK: Final = 32
+_FILE_TYPE: Final = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7}
+_EXACT: Final = ("position_embd.weight", "rope_freqs.weight")
+_OUTSIDE: Final = ("token_embd.weight", "output.weight")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written. kept: matrices that stayed float16, their rows being no multiple of a block."""
+
+    path: Path
+    kind: Kind
+    nbytes: int
+    kept: tuple[str, ...]
+
+
+def write_gguf(
+    path: Path,
+    config: Mapping[str, Any],
+    tensors: Iterable[tuple[str, Tensor]],
+    words: Vocabulary,
+    *,
+    vocab: int,
+    kind: Kind = "f16",
+    name: str = "model",
+) -> Written:
+    """Write a file, whole or not at all.
+
+    config, tensors: a checkpoint as the `transformers` library says it. words: its vocabulary of `vocab` tokens.
+    Errors: SpecError for what llama.cpp does not compute; RunError: the file is there, the `gguf` package is not.
+    """
+    known = architecture(config)
+    if path.exists():
+        raise RunError(f"{path}: is there already. Name a new file.")
+    if importlib.util.find_spec("gguf") is None:
+        raise RunError("gguf: the package `gguf` is not installed. pip install 'brickformer[gguf]'")
+    import gguf
+
+    depth = int(fields(config, vocab)["block_count"])
+    names = gguf.get_tensor_name_map(next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == known.name), depth)
+    part = path.with_name(f".{path.name}.part")
+    kept: list[str] = []
+    try:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            writer = gguf.GGUFWriter(part, known.name, use_temp_file=True)
+            writer.add_name(name)
+            writer.add_file_type(_FILE_TYPE[kind])
+            writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+            for field, value in fields(config, vocab).items():
+                _add(writer, f"{known.name}.{field}", value)
+            _add_words(writer, words)
+            for theirs, tensor in [*added(config).items()]:
+                writer.add_tensor(theirs, tensor.numpy())
+            for theirs, tensor in tensors:
+                there = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
+                if there is None:
+                    raise SpecError(f"gguf: llama.cpp's {known.name} has no place for {theirs!r}. Share it as --to hf.")
+                array = stored(theirs, tensor.detach().cpu().float(), config, known).contiguous().numpy()
+                chosen = _kind_of(there, array, kind, kept)
+                raw = gguf.GGMLQuantizationType[chosen.upper()]
+                writer.add_tensor(there, gguf.quantize(array, raw), raw_dtype=raw)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+            writer.close()
+            part.rename(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    return Written(path, kind, path.stat().st_size, tuple(kept))
+
+
+def _kind_of(name: str, array: np.ndarray[Any, Any], kind: Kind, kept: list[str]) -> Kind:
+    """How one tensor is stored."""
+    if array.ndim < 2 or name in _EXACT or kind == "f32":
+        return "f32"
+    if kind == "f16":
+        return "f16"
+    if array.shape[-1] % BLOCK:
+        kept.append(name)
+        return "f16"
+    return "q8_0" if name in _OUTSIDE else kind
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case _:
+            writer.add_string(key, value)
+
+
+def _add_words(writer: Any, words: Vocabulary) -> None:
+    writer.add_tokenizer_model(words.model)
+    if words.tokens:
+        writer.add_token_list(words.tokens)
+        writer.add_token_types(words.types)
+    if words.scores:
+        writer.add_token_scores(words.scores)
+    if words.merges:
+        writer.add_token_merges(words.merges)
+    for field, value in words.fields.items():
+        _add(writer, f"tokenizer.ggml.{field}", value)

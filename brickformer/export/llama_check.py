@@ -1,0 +1,36 @@
+"""What llama.cpp answers from a file, where its Python package `llama-cpp-python` is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def installed() -> bool:
+    """Whether it can be asked."""
+    return importlib.util.find_spec("llama_cpp") is not None
+
+
+def logits_there(path: Path, ids: Tensor) -> Tensor:
+    """(T,) ids -> (T, V) logits, by llama.cpp with a cache in float32, on the CPU."""
+    import llama_cpp
+
+    model: Any = llama_cpp.Llama(
+        str(path),
+        n_ctx=max(32, len(ids)),
+        n_batch=max(32, len(ids)),
+        n_gpu_layers=0,
+        logits_all=True,
+        type_k=llama_cpp.GGML_TYPE_F32,
+        type_v=llama_cpp.GGML_TYPE_F32,
+        verbose=False,
+    )
+    try:
+        model.eval(ids.tolist())
+        return torch.tensor(model.scores[: len(ids)]).float()
+    finally:
+        model.close()

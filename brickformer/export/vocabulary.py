@@ -1,0 +1,142 @@
+"""A tokenizer.json as llama.cpp's vocabulary: which of its tokenizers says the same, and the list of tokens for it.
+
+    BPE that falls back to bytes, or characters   "llama"   joins neighbours by the score of what they make
+    BPE over bytes (GPT-2's)                      "gpt2"    merges, and a name for how text is cut before them
+    nothing                                       "none"    ids only
+
+In "llama" the score of a token is minus the rank of the merge that makes it; single characters are never made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, final
+
+from brickformer.errors import DataError
+
+SPACE: Final = "▁"
+NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+"""llama.cpp's kinds of tokens."""
+_BYTES = {f"<0x{i:02X}>" for i in range(256)}
+_CUTS: Final = {
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+": "llama-bpe",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+": "qwen2",
+}
+"""Patterns by which text is cut into words before merges -> llama.cpp's name for them."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """model: llama.cpp's tokenizer. tokens, scores, types: one a token. fields: more of llama.cpp's, by their name."""
+
+    model: str
+    tokens: list[str] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    types: list[int] = field(default_factory=list)
+    merges: list[str] = field(default_factory=list)
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+def vocabulary(text: str | None, count: int, *, bos: int | None, eos: int | None) -> Vocabulary:
+    """The vocabulary of a tokenizer.json, filled up to `count` tokens; None is no tokenizer.
+
+    bos, eos: the ids that open and close a text. Errors: DataError: a kind that llama.cpp does not have.
+    """
+    if text is None:
+        return Vocabulary("none")
+    data = json.loads(text)
+    model, added = data["model"], {int(t["id"]): t for t in data.get("added_tokens") or []}
+    ids: dict[int, str] = {int(i): token for token, i in model["vocab"].items()} if _has_ids(model) else {}
+    if not ids:
+        raise _unknown(f"a model of type {model.get('type')!r}")
+    ids |= {i: t["content"] for i, t in added.items()}
+    if max(ids) >= count:
+        raise DataError(f"tokenizer.json: has a token {max(ids)}, the model {count} tokens. Do they belong together?")
+    kinds = [_kind(i, ids, added, model) for i in range(count)]
+    tokens = [ids.get(i, f"<unused {i}>") for i in range(count)]
+    fields = {f"{name}_token_id": i for name, i in (("bos", bos), ("eos", eos)) if i is not None}
+    fields["add_bos_token"] = bos is not None and _opens(data, tokens[bos])
+    if model["type"] == "BPE" and _over_bytes(data):
+        merges = [" ".join(m) if isinstance(m, list) else m for m in model["merges"]]
+        return Vocabulary("gpt2", tokens, [], kinds, merges, fields | {"pre": _cut(data)})
+    if model["type"] == "BPE" and model.get("byte_fallback"):
+        made = {
+            "".join(m if isinstance(m, list) else m.split(" ")): i
+            for i, m in reversed(list(enumerate(model["merges"])))
+        }
+        scores = [-float(made.get(token, 0)) for token in tokens]
+        unknown = [i for i, kind in enumerate(kinds) if kind == UNKNOWN]
+        fields |= {"unknown_token_id": unknown[0]} if unknown else {}
+        return Vocabulary("llama", tokens, scores, kinds, [], fields | {"add_space_prefix": _prepends(data)})
+    if model["type"] == "WordLevel" and all(len(ids[i]) == 1 for i in ids if i not in added):
+        if SPACE in tokens and " " in tokens:
+            raise _unknown(f"{SPACE!r}, which stands for a space there, beside a space")
+        tokens = [SPACE if token == " " else token for token in tokens]
+        return Vocabulary("llama", tokens, [0.0] * count, kinds, [], fields | {"add_space_prefix": False})
+    raise _unknown("whole words" if model["type"] == "WordLevel" else f"a {model['type']} without bytes")
+
+
+def _has_ids(model: Mapping[str, Any]) -> bool:
+    return isinstance(model.get("vocab"), dict)
+
+
+def _unknown(what: str) -> DataError:
+    return DataError(
+        f"gguf: the tokenizer has {what}; llama.cpp has no such tokenizer. Say --no-tokenizer for ids only."
+    )
+
+
+def _kind(i: int, ids: Mapping[int, str], added: Mapping[int, Any], model: Mapping[str, Any]) -> int:
+    if i not in ids:
+        return UNUSED
+    if ids[i] == model.get("unk_token"):
+        return UNKNOWN
+    if i in added:
+        return CONTROL if added[i].get("special") else USER
+    return BYTE if ids[i] in _BYTES else NORMAL
+
+
+def _steps(part: Mapping[str, Any] | None, inside: str) -> list[Mapping[str, Any]]:
+    """The steps of a normalizer or a pre-tokenizer, one or a sequence of them."""
+    if part is None:
+        return []
+    return list(part.get(inside) or [part])
+
+
+def _over_bytes(data: Mapping[str, Any]) -> bool:
+    return any(step["type"] == "ByteLevel" for step in _steps(data.get("pre_tokenizer"), "pretokenizers"))
+
+
+def _cut(data: Mapping[str, Any]) -> str:
+    steps = _steps(data.get("pre_tokenizer"), "pretokenizers")
+    if len(steps) == 1 and steps[0].get("use_regex", True):
+        return "gpt-2"
+    patterns = [step["pattern"].get("Regex") for step in steps if step["type"] == "Split"]
+    if len(steps) == 2 and len(patterns) == 1 and patterns[0] in _CUTS:
+        return _CUTS[patterns[0]]
+    raise _unknown("a way of cutting text into words that has no name")
+
+
+def _prepends(data: Mapping[str, Any]) -> bool:
+    """Whether a text gets a space before it."""
+    for step in _steps(data.get("normalizer"), "normalizers"):
+        if step["type"] == "Prepend":
+            return True
+    for step in _steps(data.get("pre_tokenizer"), "pretokenizers"):
+        if step["type"] == "Metaspace":
+            return bool(step.get("prepend_scheme", "always") != "never")
+    return False
+
+
+def _opens(data: Mapping[str, Any], bos: str) -> bool:
+    """Whether the tokenizer puts this token before every text."""
+    for step in _steps(data.get("post_processor"), "processors"):
+        first = (step.get("single") or [{}])[0]
+        if first.get("SpecialToken", {}).get("id") == bos:
+            return True
+    return False

@@ -1,0 +1,75 @@
+"""gemma2 (arXiv 2408.00118): gemma with norms on both sides of a branch, soft caps, windows in every other layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from brickformer.embed import Embed
+from brickformer.hf.config import Config
+from brickformer.hf.families import gemma, llama
+from brickformer.hf.family import Family
+from brickformer.hf.table import Line, below, linear
+from brickformer.hf.windows import read_windows, window_fields
+from brickformer.hf.words import attention_of, sizes
+from brickformer.layers import Layer
+from brickformer.mask import Mask
+from brickformer.models import Decoder
+from brickformer.norms import OffsetRMSNorm
+
+
+def read(config: Config) -> Decoder:
+    """Their configuration as ours."""
+    vocab, dim, depth = sizes(config)
+    gemma.causal_only(config)
+    config.skip("cache_implementation")
+    bias, norm = config.get("attention_bias", bool, False), OffsetRMSNorm(config.get("rms_norm_eps", float, 1e-6))
+    scale = config.get("query_pre_attn_scalar", float, 256.0) ** -0.5
+    cap = config.get("attn_logit_softcapping", float, None)
+    layers = []
+    for window in read_windows(config, depth, default=lambda i: i % 2 == 0):
+        mask = Mask(window=window)
+        attention = llama.attention(config, dim, width=256, mask=mask, softcap=cap, scale=scale, bias=bias)
+        layers.append(Layer(attention, gemma.glu(config), norm=norm, place="peri"))
+    head = llama.head(config, tied=True).but(softcap=config.get("final_logit_softcapping", float, None))
+    return Decoder(vocab, dim, tuple(layers), embed=Embed(scaled=True), head=head)
+
+
+def guess(spec: Decoder) -> dict[str, Any]:
+    """Ours as theirs."""
+    a = attention_of(spec)
+    scale = a.scale or (a.head_dim or spec.dim / a.heads) ** -0.5
+    return (
+        gemma.guess(spec)
+        | window_fields(spec)
+        | {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": _number(scale**-2),
+            "attn_logit_softcapping": a.softcap,
+            "final_logit_softcapping": spec.head.softcap,
+        }
+    )
+
+
+def _number(value: float) -> float | int:
+    """A whole number where it is one but for rounding: the field is one."""
+    return round(value) if abs(value - round(value)) < 1e-9 * value else value
+
+
+def table(spec: Decoder) -> Iterator[Line]:
+    """Names of tensors."""
+    for i, layer in enumerate(spec.layers):
+        yield from below(
+            f"stack.layers.{i}.",
+            f"model.layers.{i}.",
+            llama.attention_names(layer),
+            llama.glu_names(layer),
+            linear("around_mixer.into", "input_layernorm"),
+            linear("around_mixer.out", "post_attention_layernorm"),
+            linear("around_ffn.into", "pre_feedforward_layernorm"),
+            linear("around_ffn.out", "post_feedforward_layernorm"),
+        )
+    yield from llama.rest(spec)
+
+
+FAMILY = Family("gemma2", "Gemma2ForCausalLM", read, guess, table, others=("Gemma2Model",))

@@ -1,0 +1,138 @@
+"""A checkpoint folder: where its tensors are, read one at a time.
+
+    model.safetensors                         one file
+    model.safetensors.index.json              shards, and which tensor is in which
+    pytorch_model.bin (.index.json)           the older form, unpickled with weights_only and nothing else
+
+Names, shapes and types come from the files' headers: all is compared with the model before a number is read.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, final
+
+import safetensors
+import torch
+from torch import Tensor
+
+from brickformer.errors import RunError
+from brickformer.files import read_json
+
+WEIGHTS: Final = ("model.safetensors", "pytorch_model.bin")
+
+
+class Tensors(ABC):
+    """Named tensors in one file. path: the file. names: all of them."""
+
+    path: Path
+    names: Iterable[str]
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one, its numbers unread."""
+
+    @abstractmethod
+    def read(self, name: str) -> Tensor:
+        """One of them. It may lie in the file's own memory: copy what is kept."""
+
+
+@final
+class SafeTensors(Tensors):
+    """A safetensors file. Errors: RunError: missing, cut off."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file: Any = safetensors.safe_open(path, framework="pt")
+        except FileNotFoundError:
+            raise RunError(f"{path}: missing. The folder was copied in part; copy it again.") from None
+        except (safetensors.SafetensorError, OSError) as e:
+            reason = str(e).removeprefix("Error while deserializing header: ")
+            raise RunError(f"{path}: broken ({reason}). It was cut off or copied in part; copy it again.") from None
+        self.names = list(self._file.keys())  # type: ignore[no-untyped-call]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """From the header."""
+        return tuple(self._file.get_slice(name).get_shape())
+
+    def read(self, name: str) -> Tensor:
+        """From the file."""
+        out: Tensor = self._file.get_tensor(name)
+        return out
+
+
+@final
+class Pickled(Tensors):
+    """A .bin file, of which nothing but tensors is unpickled. Errors: RunError: missing, broken, other things in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            try:
+                data = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            except RuntimeError:  # of before torch 1.6, which cannot be mapped
+                data = torch.load(path, map_location="cpu", weights_only=True)
+        except FileNotFoundError:
+            raise RunError(f"{path}: missing. The folder was copied in part; copy it again.") from None
+        except Exception as e:
+            raise RunError(
+                f"{path}: cannot be read as weights alone ({str(e).splitlines()[0][:80]}). It is broken, or wants to "
+                "run code; take a checkpoint in safetensors."
+            ) from None
+        if not isinstance(data, dict) or not all(isinstance(t, Tensor) for t in data.values()):
+            raise RunError(f"{path}: holds more than named tensors. Take a checkpoint in safetensors.")
+        self._tensors: dict[str, Tensor] = data
+        self.names = list(data)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the tensor."""
+        return tuple(self._tensors[name].shape)
+
+    def read(self, name: str) -> Tensor:
+        """The tensor itself."""
+        return self._tensors[name]
+
+
+def open_folder(folder: Path) -> dict[str, Tensors]:
+    """Every tensor's name in a checkpoint folder, and the file that holds it.
+
+    Errors: RunError: no weights, a shard missing or cut off, an index that leads out of the folder or does not agree.
+    """
+    for name in WEIGHTS:
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            return _sharded(folder, index)
+        if (folder / name).is_file():
+            file = _opened(folder / name)
+            return dict.fromkeys(file.names, file)
+    found = sorted(p.name for p in folder.iterdir() if p.suffix in (".safetensors", ".bin"))
+    has = f"; it has {', '.join(found[:3])}" if found else ""
+    raise RunError(f"{folder}: no weights: expected {' or '.join(WEIGHTS)}, or an index of shards{has}.")
+
+
+def _opened(path: Path) -> Tensors:
+    return SafeTensors(path) if path.suffix == ".safetensors" else Pickled(path)
+
+
+def _sharded(folder: Path, index: Path) -> dict[str, Tensors]:
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
+        raise RunError(f"{index}: broken: no 'weight_map' of names in it. Copy the folder again.")
+    for shard in sorted(set(places.values())):
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.(safetensors|bin)", shard):
+            raise RunError(f"{index}: weight_map: got {shard!r}, expected the name of a weights file in this folder.")
+    files = {shard: _opened(folder / shard) for shard in sorted(set(places.values()))}
+    out: dict[str, Tensors] = {}
+    for file in files.values():
+        for name in file.names:
+            if name in out:
+                raise RunError(f"{file.path}: {name!r} is in {out[name].path.name} too. Copy the folder again.")
+            out[name] = file
+    for name, shard in places.items():
+        if name not in out:
+            raise RunError(f"{folder / shard}: no tensor {name!r} in it, where {index.name} says it is. Copy it again.")
+    return out

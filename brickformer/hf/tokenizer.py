@@ -1,0 +1,113 @@
+"""The tokenizer of a checkpoint folder: its files, word for word, and the ids it begins and ends with.
+
+It is run by the `tokenizers` package, from tokenizer.json. Where a folder has an older form only (vocab.txt,
+merges.txt, a SentencePiece model) the `transformers` library, where it is installed, makes one of it.
+On the way out a list of characters or words becomes a tokenizer.json.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, final
+
+from brickformer.errors import DataError
+from brickformer.files import read_json, read_text
+
+MAIN: Final = "tokenizer.json"
+BESIDE: Final = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json")
+OLDER: Final = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "source.spm")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """files: by name, word for word. bos: the id that opens a text. ends: the ids that close one."""
+
+    files: dict[str, str] = field(default_factory=dict)
+    bos: int | None = None
+    ends: tuple[int, ...] = ()
+
+
+def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerFiles | None:
+    """The tokenizer in a folder; None where there is none. Errors: RunError, DataError: a file that cannot be read."""
+    files = {name: read_text(folder / name) for name in (MAIN, *BESIDE) if (folder / name).is_file()}
+    if MAIN not in files:
+        older = [name for name in OLDER if (folder / name).is_file()]
+        if not older:
+            return None
+        files[MAIN] = _made_anew(folder, older[0])
+    said = dict(config)
+    if "generation_config.json" in files:
+        said |= {k: v for k, v in read_json(folder / "generation_config.json").items() if v is not None}
+    ends = said.get("eos_token_id")
+    bos = said.get("bos_token_id")
+    listed = [] if ends is None else (ends if isinstance(ends, list) else [ends])
+    return TokenizerFiles(files, bos if isinstance(bos, int) else None, tuple(i for i in listed if isinstance(i, int)))
+
+
+def _made_anew(folder: Path, older: str) -> str:
+    """tokenizer.json of an older form. Errors: DataError: transformers is not installed, or cannot either."""
+    if importlib.util.find_spec("transformers") is None:
+        raise DataError(f"{folder}: has {older} and no {MAIN}. Install transformers, which can make one of it.")
+    import transformers
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        text: str = made.backend_tokenizer.to_str()
+        return text
+    except Exception as e:
+        reason = (str(e).splitlines() or [type(e).__name__])[0][:100]
+        raise DataError(f"{folder}: no {MAIN}, and transformers cannot make one of {older} ({reason}).") from None
+
+
+def plain_tokenizer(tokens: Sequence[str], *, words: bool, first: int = 0) -> TokenizerFiles:
+    """A tokenizer whose tokens are characters, or words between spaces.
+
+    first: the id of the first of them; those before it are <pad>, <bos>, <eos>.
+    """
+    specials = ["<pad>", "<bos>", "<eos>"][:first]
+    by_character = {
+        "type": "Split",
+        "pattern": {"Regex": r"[\s\S]"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    data = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": i,
+                "content": token,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+            for i, token in enumerate(specials)
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"} if words else by_character,
+        "post_processor": None,
+        "decoder": {"type": "WordPiece", "prefix": "\x00", "cleanup": False} if words else {"type": "Fuse"},
+        "model": {
+            "type": "WordLevel",
+            "vocab": {token: i for i, token in enumerate((*specials, *tokens))},
+            "unk_token": "\x00",
+        },
+    }
+    beside: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    if specials:
+        beside |= {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
+    texts = {MAIN: data, "tokenizer_config.json": beside}
+    files = {name: json.dumps(value, ensure_ascii=False, indent=2) + "\n" for name, value in texts.items()}
+    return TokenizerFiles(files, 1 if specials else None, (2,) if specials else ())

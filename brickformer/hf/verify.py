@@ -1,0 +1,127 @@
+"""Is what was written what was meant? The largest difference between logits, ours and those of the folder.
+
+    ours     the model against the folder read back: equal to the last bit
+    theirs   the model against the `transformers` library reading the folder, where it is installed
+
+On a few random tokens, in evaluation mode, with the type the parameters have.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor
+
+from brickformer.errors import RunError
+from brickformer.models import AnyModel, DecoderModel, EncoderDecoderModel, EncoderModel
+from brickformer.positions import AbsolutePositionSpec, Learned, RopeScaling
+
+TOKENS: Final = 24
+NEAR: Final = 1e-3
+"""Of the largest logit: what another order of operations may change in float32; in half types as many steps."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Largest differences of logits. theirs: None where `transformers` is not installed."""
+
+    ours: float
+    theirs: float | None
+
+    def __str__(self) -> str:
+        there = "not installed, so not asked" if self.theirs is None else f"{self.theirs:.2g}"
+        return f"largest difference of logits: read back {self.ours:.2g}, by transformers {there}"
+
+
+@torch.no_grad()
+def compare(model: AnyModel, again: AnyModel, folder: Path) -> Check:
+    """Run the model, what was read back, and theirs. Errors: RunError: a difference that rounding does not explain."""
+    training, model_device = model.training, next(model.parameters()).device
+    model.eval()
+    try:
+        ids = _ids(model)
+        expected = _outputs(model, ids.to(model_device)).float().cpu()
+        read = _outputs(again, ids).float()
+    finally:
+        model.train(training)
+    ours = float((read - expected).abs().max())
+    step = max(1.0, torch.finfo(next(model.parameters()).dtype).eps / torch.finfo(torch.float32).eps / 16)
+    allowed = NEAR * step * max(1.0, float(expected.abs().max()))
+    if model_device.type == "cpu" and ours != 0.0:
+        raise RunError(
+            f"{folder}: read back, its logits are off by {ours:.2g}; expected equal ones. Please report this."
+        )
+    theirs = None
+    if importlib.util.find_spec("transformers") is not None:
+        theirs = float((_asked(folder, model, ids) - expected).abs().max())
+        if not theirs <= allowed:
+            raise RunError(f"{folder}: transformers reads logits that are off by {theirs:.2g}. Please report this.")
+    return Check(ours, theirs)
+
+
+def _ids(model: AnyModel) -> Tensor:
+    spec = model.spec
+    made = torch.Generator().manual_seed(0)
+    vocab = spec.encoder.vocab if isinstance(model, EncoderDecoderModel) else spec.vocab  # type: ignore[union-attr]
+    if isinstance(model, EncoderDecoderModel):
+        vocab = min(vocab, model.spec.decoder.vocab)
+    first = max((p.skip for p in spec.parts() if isinstance(p, Learned)), default=0)  # an id below may mean padding
+    return torch.randint(first, vocab, (2, TOKENS), generator=made)[:, : _longest(model)]
+
+
+def _longest(model: AnyModel) -> int:
+    """The tokens that the smallest table of positions holds."""
+    limits = [p.limit() for p in model.spec.parts() if isinstance(p, AbsolutePositionSpec | RopeScaling)]
+    return min((limit for limit in limits if limit is not None), default=TOKENS)
+
+
+def _outputs(model: AnyModel, ids: Tensor) -> Tensor:
+    """Logits; vectors of an encoder without a head."""
+    match model:
+        case DecoderModel():
+            out: Tensor = model(ids)
+        case EncoderDecoderModel():
+            out = model(ids, ids)
+        case EncoderModel():
+            out = model(ids)
+            out = out if model.head is None else model.logits(out)
+    return out
+
+
+def _asked(folder: Path, model: AnyModel, ids: Tensor) -> Tensor:
+    """What transformers computes from the folder. Errors: RunError: weights it misses or does not know."""
+    import transformers as hf
+
+    kinds: dict[type, Any] = {DecoderModel: hf.AutoModelForCausalLM, EncoderDecoderModel: hf.AutoModelForSeq2SeqLM}
+    kind = kinds.get(type(model), hf.AutoModelForMaskedLM)
+    if isinstance(model, EncoderModel) and model.head is None:
+        kind = hf.AutoModel
+    verbosity = hf.logging.get_verbosity()
+    hf.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    hf.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            theirs, info = kind.from_pretrained(
+                folder, output_loading_info=True, attn_implementation="eager", experts_implementation="eager"
+            )
+    finally:
+        hf.logging.set_verbosity(verbosity)
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if info.get(what):
+            raise RunError(
+                f"{folder}: transformers finds {what}: {sorted(map(str, info[what]))[:3]}. Please report this."
+            )
+    theirs.eval()
+    if isinstance(model, EncoderDecoderModel):
+        out = theirs(input_ids=ids, decoder_input_ids=ids)
+    else:
+        out = theirs(input_ids=ids)
+    logits: Tensor = out.last_hidden_state if kind is hf.AutoModel else out.logits
+    return logits.float()

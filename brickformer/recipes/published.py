@@ -1,0 +1,118 @@
+"""Published checkpoints as trained models, and back: what joins the tables of names with tokenizers and run folders.
+
+load(DIR or hub name) -> Trained          ready to write, score, be looked at
+save(model, DIR)                          a folder of the `transformers` library
+imported(trained, root) -> RunFolder      a run folder, for the command line
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from brickformer import hf
+from brickformer.errors import RunError
+from brickformer.files import read_text
+from brickformer.hf.load import Checkpoint
+from brickformer.hf.tokenizer import TokenizerFiles, plain_tokenizer, read_tokenizer
+from brickformer.models import AnyModel, EncoderDecoderModel
+from brickformer.recipes.run import Run
+from brickformer.recipes.trained import Trained
+from brickformer.tasks import CharTokenizer, Imported, PretrainedTokenizer, Tokenizer, WordTokenizer
+from brickformer.train import RunFolder
+
+CONFIG: Final = "config.json"
+WANTED: Final = ("*.json", "*.safetensors", "*.model", "*.txt", "*.spm")
+
+
+def load(path: Path | str, *, dtype: torch.dtype | None = None) -> Trained:
+    """A published checkpoint with its tokenizer: a folder, or a name on the hub where `huggingface_hub` is installed.
+
+    dtype: of the parameters, default as they are stored. Without a tokenizer, texts are ids: "1 80 147".
+    Errors: BrickError: no folder, a family without a table, files that are broken or do not agree.
+    """
+    folder = _found(path)
+    checkpoint = hf.load(folder, dtype=dtype)
+    target = _tokenizer(checkpoint)
+    source = target if isinstance(checkpoint.model, EncoderDecoderModel) else None
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).expanduser().resolve().name).strip(".-") or "imported"
+    run = Run(task=Imported(str(path)), model=checkpoint.model.spec, name=name)
+    return Trained(run, checkpoint.model, source, target)
+
+
+def _found(path: Path | str) -> Path:
+    """A folder as it is; a name on the hub downloaded. Errors: RunError: neither."""
+    folder = Path(path).expanduser()
+    if folder.exists() or not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", str(path)):
+        return folder
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise RunError(
+            f"{path}: no such folder. For a name on the hub install huggingface_hub: pip install 'brickformer[hf]'"
+        )
+    import huggingface_hub
+
+    try:
+        return Path(huggingface_hub.snapshot_download(str(path), allow_patterns=list(WANTED)))
+    except Exception as e:  # whatever the network does
+        reason = (str(e).strip().splitlines() or [type(e).__name__])[0][:120]
+        raise RunError(f"{path}: no such folder, and the hub does not give it: {reason}") from None
+
+
+def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    files = read_tokenizer(checkpoint.path, checkpoint.config)
+    if files is None:
+        spec: Any = checkpoint.model.spec
+        vocab = spec.decoder.vocab if isinstance(checkpoint.model, EncoderDecoderModel) else spec.vocab
+        return WordTokenizer(map(str, range(vocab)), specials=False)
+    kept = {**files.files, CONFIG: read_text(checkpoint.path / CONFIG)}
+    return PretrainedTokenizer(kept, bos=files.bos, ends=files.ends)
+
+
+def save(
+    model: AnyModel | Trained, path: Path | str, *, max_len: int | None = None, family: str | None = None
+) -> hf.Saved:
+    """Write a model, or a trained one with its tokenizer, to a new folder that the `transformers` library reads.
+
+    max_len: the longest input, for the configuration; default what is known. family: this one or none.
+    Errors: SpecError where no family computes the same, naming the brick; RunError: the folder is taken, the disk full.
+    """
+    if not isinstance(model, Trained):
+        return hf.save(model, path, extra=_lengths(max_len), family=family)
+    like, files = None, _files(model.target)
+    texts = dict(files.files)
+    if CONFIG in texts:
+        like = json.loads(texts.pop(CONFIG))
+    extra = {"bos_token_id": files.bos, "eos_token_id": files.ends[0] if files.ends else None}
+    extra |= _lengths(max_len)
+    return hf.save(model.model, path, like=like, extra=extra, files=texts, family=family)
+
+
+def _lengths(max_len: int | None) -> dict[str, int]:
+    return {} if max_len is None else {"max_position_embeddings": max_len}
+
+
+def _files(tokenizer: Tokenizer) -> TokenizerFiles:
+    match tokenizer:
+        case PretrainedTokenizer():
+            return TokenizerFiles(tokenizer.files, tokenizer.bos, tokenizer.ends)
+        case CharTokenizer() | WordTokenizer():
+            words = isinstance(tokenizer, WordTokenizer)
+            return plain_tokenizer(tokenizer.tokens, words=words, first=tokenizer.first)
+        case _:
+            return TokenizerFiles()
+
+
+def imported(trained: Trained, root: Path, name: str | None = None) -> RunFolder:
+    """A run folder that holds a published model. Errors: RunError: a full disk, no permission; nothing is left then."""
+    tokenizers = {"source": trained.source and trained.source.to_json(), "target": trained.target.to_json()}
+    run = trained.run if name is None else trained.run.but(name=name)
+    folder = RunFolder.create(
+        root, run.name, spec=run.model.to_dict(), run={"run": run.to_dict()}, tokenizer=tokenizers
+    )
+    folder.save_weights(trained.model.state_dict(), 0)
+    return folder
