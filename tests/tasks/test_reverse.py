@@ -107,12 +107,25 @@ def test_too_few_sequences_left_to_hold_out() -> None:
         ({"valid": 0}, "valid: got 0, expected 1 or more"),
         ({"min_len": 0}, "min_len: got 0, expected 1 or more"),
         ({"max_len": 2}, "max_len: got 2, expected min_len \\(3\\) or more"),
+        ({"kinds": 1}, "kinds: got 1, expected from 2 to 10"),
+        ({"kinds": 11}, "kinds: got 11, expected from 2 to 10"),
         ({"train": "9"}, "train: got '9'"),
     ],
 )
 def test_settings_that_cannot_be(kind: type[Task], fields: dict[str, int], says: str) -> None:
     with pytest.raises(SpecError, match=f"{kind.kind}.{says}"):
         kind(**fields)
+
+
+def test_fewer_kinds_of_digits_repeat_more() -> None:
+    """With k kinds at least, k .. 10 evenly: of six digits so many different ones, against the formula."""
+    data = _data(Reverse(train=20_000, min_len=6, max_len=6, kinds=2), 0)
+    train = [source.split() for source, _ in data.texts(data.train)]
+    expected = sum(k * (1 - (1 - 1 / k) ** 6) for k in range(2, 11)) / 9
+    got = sum(len(set(digits)) for digits in train) / len(train)
+    assert abs(got - expected) < 0.05, (got, expected)
+    assert Counter(d for digits in train for d in digits).keys() == set("0123456789")
+    assert any(len(set(digits)) == 2 for digits in train)
 
 
 def test_the_drawn_sequences_stay_what_they_are() -> None:
