@@ -10,6 +10,8 @@ names can treat each projection on its own.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import final
 
 import torch
@@ -40,3 +42,11 @@ class FusedLinear(nn.Linear):
 @final
 class BranchOut(nn.Linear):
     """`nn.Linear` that writes a branch into the residual stream: its initial size is shared out over the depth."""
+
+
+class CodedMap(nn.Module, ABC):
+    """Slot: a linear map whose weights are kept in another form than `nn.Linear`'s, and who knows its own product."""
+
+    @abstractmethod
+    def product(self) -> Callable[[Tensor], Tensor]:
+        """`forward` as a plain function of x, for a decode step that calls it a hundred times a token."""
