@@ -138,7 +138,7 @@ def _few(x: Tensor, product: Product, outputs: int, bias: Tensor | None, divide:
         x = x / divide.to(x.dtype)
     y = product(x.reshape(-1, x.shape[-1]).to(torch.bfloat16))
     y = y.to(x.dtype) if bias is None else (y + bias).to(x.dtype)
-    return y.view(*x.shape[:-1], outputs)
+    return y.reshape(*x.shape[:-1], outputs)
 
 
 @final
