@@ -10,6 +10,8 @@ names can treat each projection on its own.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import final
 
 import torch
@@ -59,3 +61,11 @@ class BranchOut(nn.Linear):
     def forward(self, x: Float[Tensor, "*rows I"]) -> Float[Tensor, "*rows O"]:
         """x Wᵀ + b."""
         return product(x, self.weight, self.bias)
+
+
+class CodedMap(nn.Module, ABC):
+    """Slot: a linear map whose weights are kept in another form than `nn.Linear`'s, and who knows its own product."""
+
+    @abstractmethod
+    def product(self) -> Callable[[Tensor], Tensor]:
+        """`forward` as a plain function of x, for a decode step that calls it a hundred times a token."""

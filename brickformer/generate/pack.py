@@ -8,18 +8,21 @@ makes for itself: one matrix-vector product does not use all threads, a batch of
 Both are copies, so packing takes as many bytes again as the decoder's matrices. Several rows at once, other types and
 other devices go the usual way. The sums are the same up to their order.
 
-A twin of the decoder shares every parameter, buffer and hook with it; only what its linear maps call is another.
+A twin of the decoder shares every parameter, buffer and hook with it; only what its linear maps call is another, and
+residuals leave out dropout and norms that are none. Maps on coded weights bring a product of their own (`CodedMap`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar, cast, final
 
 import torch
 from torch import Tensor, nn
 
+from brickformer.layers import Residual
+from brickformer.linear import CodedMap
 from brickformer.models import DecoderModel
 from brickformer.product import product
 
@@ -50,11 +53,29 @@ def _twin(module: M, made: dict[int, nn.Module]) -> M:
     other = made[id(module)] = copy(module)
     inside = {name: None if child is None else _twin(child, made) for name, child in module._modules.items()}
     other.__dict__["_modules"] = inside
-    if isinstance(module, nn.Linear):
-        product = _product(module)
-        if product is not None:
-            other.__dict__["forward"] = product
+    match module:
+        case nn.Linear():
+            product = _product(module)
+        case CodedMap():
+            product = module.product()
+        case Residual():
+            product = _joined(cast(Residual, other))
+        case _:
+            product = None
+    if product is not None:
+        other.__dict__["forward"] = product
     return other
+
+
+def _joined(around: Residual) -> Callable[..., Tensor] | None:
+    """x + f(into(x)), where nothing else happens around a branch and nobody watches that nothing."""
+    idle = (around.out, around.after)
+    if around.skip != 1.0 or not all(isinstance(m, nn.Identity) for m in idle):
+        return None
+    if any(m._forward_hooks or m._forward_pre_hooks for m in (*idle, around.drop)):
+        return None
+    into = around.into
+    return lambda x, f: x + f(into(x))
 
 
 def _product(linear: nn.Linear) -> Callable[[Tensor], Tensor] | None:

@@ -7,6 +7,7 @@ Shapes: x (..., I) -> (..., O); ids (B, T) -> (B, T, D).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from brickformer.linear import CodedMap
 from brickformer.quant.codes import Coded, sizes
 from brickformer.quant.grid import Scheme
 from brickformer.quant.products import FEW, Product, choose, made
@@ -72,7 +74,7 @@ class _Coded(nn.Module):
 
 
 @final
-class QuantLinear(_Coded):
+class QuantLinear(_Coded, CodedMap):
     """A linear map on coded weights. parts: as in `FusedLinear`. divide: d, (I,), or None."""
 
     divide: Tensor | None
@@ -106,17 +108,37 @@ class QuantLinear(_Coded):
 
     def forward(self, x: Float[Tensor, "*N I"]) -> Float[Tensor, "*N O"]:
         """(..., I) -> (..., O)."""
+        if x.numel() <= FEW * self.in_features and x.numel() and not (x.requires_grad and torch.is_grad_enabled()):
+            product = self._kernel(self.coded)
+            if product is not None:
+                return _few(x, product, self.out_features, self.bias, self.divide)
         if self.divide is not None:
             x = x / self.divide.to(x.dtype)
-        rows = x.numel() // self.in_features
-        if rows <= FEW and not (x.requires_grad and torch.is_grad_enabled()):
-            product = self._kernel(self.coded)
-            if product is not None and rows:
-                y = product(x.reshape(rows, self.in_features).to(torch.bfloat16)).to(x.dtype)
-                if self.bias is not None:
-                    y = y + self.bias
-                return y.view(*x.shape[:-1], self.out_features)
         return F.linear(x, self.coded.weight(x.dtype), self.bias)
+
+    def product(self) -> Callable[[Tensor], Tensor]:
+        """`forward` without a look at the module; the sums and their order are the same."""
+        kernel, most = self._kernel(self.coded), FEW * self.in_features
+        outputs, bias, divide = self.out_features, self.bias, self.divide
+        if kernel is None:
+            return self.forward
+
+        def few(x: Tensor) -> Tensor:
+            size = x.numel()
+            if size > most or not size or (x.requires_grad and torch.is_grad_enabled()):
+                return self.forward(x)
+            return _few(x, kernel, outputs, bias, divide)
+
+        return few
+
+
+def _few(x: Tensor, product: Product, outputs: int, bias: Tensor | None, divide: Tensor | None) -> Tensor:
+    """Few rows: (..., I) -> (..., O). A bias in the type of x also brings the product back to it."""
+    if divide is not None:
+        x = x / divide.to(x.dtype)
+    y = product(x.reshape(-1, x.shape[-1]).to(torch.bfloat16))
+    y = y.to(x.dtype) if bias is None else (y + bias).to(x.dtype)
+    return y.reshape(*x.shape[:-1], outputs)
 
 
 @final

@@ -29,6 +29,7 @@ FEW: Final = 8
 """Rows up to which reading packed weights is quicker than making the matrix."""
 
 LANES: Final = 32
+ROWS: Final = 16
 ALIGNED: Final = 64
 
 Product = Callable[[Tensor], Tensor]
@@ -73,16 +74,21 @@ _CUDA: Any = torch.ops.aten._weight_int4pack_mm
 
 
 def _int8(coded: Coded) -> Product:
-    """The kernel checks neither: it reads inputs 16 at a time, past the end of a row, and from aligned memory only."""
-    fill = -coded.inputs % LANES
-    codes, scales = F.pad(coded.codes, (0, fill)) if fill else coded.codes, coded.scales[:, 0].contiguous()
+    """The kernel checks nothing: it reads whole lanes of inputs, past the end of a row, outputs some at a time, past the
+    last, and inputs from aligned memory only. So it is given whole lanes and rows, in memory of their own."""
+    fill, outputs = -coded.inputs % LANES, len(coded.codes)
+    more = -outputs % ROWS
+    codes, scales = F.pad(coded.codes, (0, fill, 0, more)), F.pad(coded.scales[:, 0], (0, more))
+    if not fill and not more and coded.codes.data_ptr() % ALIGNED == 0:
+        codes = coded.codes
 
     def product(x: Tensor) -> Tensor:
         if fill:
             x = F.pad(x, (0, fill))
         elif x.data_ptr() % ALIGNED:
             x = x.clone()
-        return torch._weight_int8pack_mm(x, codes, scales)
+        y = torch._weight_int8pack_mm(x, codes, scales)
+        return y[:, :outputs] if more else y
 
     return product
 
