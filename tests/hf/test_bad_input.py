@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: config(f, num_key_value_heads=1),
         r"k_proj\.weight' has shape \(16, 16\), expected \(8, 16\)",
     ),
-    "tensor missing": (lambda f: joined(f, lambda t: t.pop(NORM) and None), r"no tensor 'model\.norm\.weight'"),
+    "tensor missing": (lambda f: joined(f, lambda t: t.pop(NORM) is None), r"no tensor 'model\.norm\.weight'"),
     "tensor too much": (
         lambda f: joined(f, lambda t: t.update({"model.norm.bias": torch.zeros(16)})),
         r"'model\.norm\.bias' belongs to no part of a llama .*did you mean 'model\.norm\.weight'",
@@ -184,7 +185,7 @@ def test_a_folder_that_is_there_is_left_alone(good: Path, tmp_path: Path) -> Non
 
 
 def test_what_fails_leaves_nothing(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from brickformer.hf import save as module
+    module = import_module("brickformer.hf.save")
 
     def spoiled(*args: Any) -> None:
         raise RunError("spoiled")
@@ -197,7 +198,7 @@ def test_what_fails_leaves_nothing(good: Path, tmp_path: Path, monkeypatch: pyte
 
 def test_logits_that_are_off_are_noticed(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison with transformers is one: a configuration that says something else does not pass."""
-    from brickformer.hf import save as module
+    module = import_module("brickformer.hf.save")
 
     honest = module.configuration
 
