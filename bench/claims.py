@@ -76,12 +76,18 @@ def main() -> None:
     if unknown:
         p.error(f"no such row: {unknown[0]}; there are {', '.join(ROWS)}")
     names = args.names or [n for n in ROWS if args.fresh or not (FOUND / f"{n}.json").is_file()]
+    write()
     for name in [] if args.page else names:
         measure(name)
+        write()
+    print(f"written: {PAGE.relative_to(ROOT)}", file=sys.stderr)
+
+
+def write() -> None:
+    """The page as it stands, whole or not at all."""
     part = PAGE.with_name(".claims.md.part")
     part.write_text(page())
     part.replace(PAGE)
-    print(f"written: {PAGE.relative_to(ROOT)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -182,7 +182,7 @@ def gelu() -> Row:
     for seed in range(2):
         for act in ends:
             torch.manual_seed(seed)
-            found = learn(small_lm(2, ffn=MLP(256, act=act)).build(), 400)
+            found = learn(small_lm(2, ffn=MLP(256, activation=act)).build(), 400)
             losses.setdefault(act, found)
             ends[act].append(end(found, 50))
     curves("gelu", losses)
