@@ -149,7 +149,21 @@ def _mask_value(e: Exam) -> list[Finding]:
                     explains=frozenset({"causality", "padding", "memory", "cached"}),
                 )
             ]
-        weak = [f for f in h.fills if -2e5 < f <= -50]
+        weak = [f for f in h.fills if -2e6 < f <= -50]
+        if weak and not h.fused and (largest := _largest(h)) > 0.5 * -max(weak):
+            return [
+                Finding(
+                    "mask value",
+                    "error",
+                    h.place,
+                    f"masked scores become {max(weak):g}, and real scores reach {number(largest)} in size",
+                    "-inf, or the smallest number of the type: below every score",
+                    "the constant is not below the scores of these weights, so masked keys win",
+                    "scores.masked_fill(blocked, torch.finfo(scores.dtype).min)",
+                    explains=frozenset({"causality", "padding", "memory", "cached", "documents"}),
+                )
+            ]
+        weak = [f for f in weak if f > -2e5]
         if weak:
             return [
                 Finding(
@@ -163,6 +177,13 @@ def _mask_value(e: Exam) -> list[Finding]:
                 )
             ]
     return []
+
+
+def _largest(h: Heads) -> float:
+    """The largest score before the mask."""
+    if h.factor is None or h.q.ndim != h.k.ndim or h.q.shape[-1] != h.k.shape[-1] or h.q.shape[:-2] != h.k.shape[:-2]:
+        return 0.0
+    return float((h.q.detach() @ h.k.detach().transpose(-1, -2) * h.factor).abs().max())
 
 
 def _heads(e: Exam) -> list[Finding]:
