@@ -88,6 +88,26 @@ class Exam:
                 return path
         return ""
 
+    def _record(
+        self, run: Callable[[], Any], model: nn.Module | None = None
+    ) -> list[tuple[str, list[Tensor], list[Tensor]]]:
+        seen: list[tuple[str, list[Tensor], list[Tensor]]] = []
+        handles = []
+        for path, module in (self.p.model if model is None else model).named_modules():
+
+            def keep(m: nn.Module, args: Any, kwargs: Any, out: Any, path: str = path) -> None:
+                ins = [x.detach().clone() for _, x in parts([*args, *kwargs.values()]) if x.is_floating_point()]
+                outs = [x.detach().clone() for _, x in parts(out) if x.is_floating_point()]
+                seen.append((path, ins, outs))
+
+            handles.append(module.register_forward_hook(keep, with_kwargs=True))
+        try:
+            run()
+        finally:
+            for handle in handles:
+                handle.remove()
+        return seen
+
     def not_finite(self, run: Callable[[], Any], model: nn.Module | None = None) -> str:
         """The first module whose output is not finite although its inputs are."""
         for path, ins, outs in self._record(run, model):

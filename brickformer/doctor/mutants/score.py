@@ -1,6 +1,6 @@
 """The exam: every planted bug and every clean variant before the doctor, and what it said of them.
 
-    recall = found / planted;   a bug is named when its probe comes first, placed when the broken module is named
+recall = found / planted;   a bug is named when its probe comes first, placed when the broken module is named
 """
 
 from __future__ import annotations
@@ -101,5 +101,7 @@ def score(
         report = diagnose(variant.subject())
         if not report.ok:
             alarms.append((variant.name, f"{report.wrong[0].probe}: {report.wrong[0].measured}"))
-        progress(f"{'silent' if report.ok else 'FALSE ALARM'}: {variant.name}" + ("" if report.ok else f": {alarms[-1][1]}"))
+        progress(
+            f"{'silent' if report.ok else 'FALSE ALARM'}: {variant.name}" + ("" if report.ok else f": {alarms[-1][1]}")
+        )
     return Score(tuple(marks), count, tuple(alarms))

@@ -130,7 +130,10 @@ BUGS: Final[list[Planted]] = [
         "an id that means something is ignored",
         "ignored labels",
         "rotary",
-        ("ids[:, 1:].flatten(), ignore_index=0)", "ids[:, 1:].flatten() * (ids[:, 1:].flatten() != 5), ignore_index=0)"),
+        (
+            "ids[:, 1:].flatten(), ignore_index=0)",
+            "ids[:, 1:].flatten() * (ids[:, 1:].flatten() != 5), ignore_index=0)",
+        ),
         says={"loss": "padded_loss", "pad": 0},
     ),
     # ---- mixtures of experts

@@ -58,7 +58,7 @@ def _quality(e: Exam) -> list[Finding]:
             what = "width 1 is not greedy search" if width == 1 else f"width {width}"
             return [
                 _finding(
-                    f"{what}: {worse} of {ROWS} prompts got a worse answer than a beam that recomputes everything ({told})",
+                    f"{what}: {worse} of {ROWS} prompts got a worse answer than a plain beam finds ({told})",
                     "the cache is not reordered with the beams, scores are sorted the wrong way round, or hypotheses "
                     "are mixed up",
                 )

@@ -1,4 +1,4 @@
-"""What stands in the weights before training: rows of padding, the branches' last projections, sizes that were promised.
+"""What stands in the weights before training: rows of padding, last projections of branches, promised sizes.
 
 GPT-2: the last matrix of each residual branch begins √(2·layers) times smaller (Radford et al. 2019)
 """
@@ -39,7 +39,7 @@ def _sizes(e: Exam) -> list[Finding]:
                     f"{path} was built as {said[0]} x {said[1]}, and its weight is "
                     f"{m.weight.shape[0]} x {m.weight.shape[1]}" + (f", the weight of {twin[0]}" if twin else ""),
                     "the weight has the size that was asked for",
-                    "a tie or a copy put another table in its place: ids above it raise, ids below it get a stranger's row",
+                    "a tie or a copy put another table in its place: ids beyond it raise, the others get a foreign row",
                     "tie only where both vocabularies are one; check the shapes before you assign",
                     f"model.{path}.weight.shape",
                     explains=frozenset({"sharing", "tying"}),
@@ -73,7 +73,7 @@ def _pad_row(e: Exam) -> list[Finding]:
 def _branches(e: Exam) -> list[Finding]:
     """Where some matrices begin smaller by √(2·layers), they are those that write into the stream."""
     model = e.p.fresh
-    blocks = _blocks(model)
+    blocks = blocks_of(model)
     if len(blocks) < 2:
         return []
     order: list[str] = []
@@ -121,7 +121,7 @@ def _ratio(small: float, large: float, layers: int) -> bool:
     return any(math.isclose(small * math.sqrt(k), large, rel_tol=0.12) for k in (layers, 2 * layers))
 
 
-def _blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
+def blocks_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The longest run of layers of one class."""
     best: list[tuple[str, nn.Module]] = []
     for path, m in model.named_modules():

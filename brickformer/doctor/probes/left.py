@@ -83,7 +83,7 @@ def _read(e: Exam, plain: Tensor, padded: Tensor, valid: Tensor) -> list[Finding
             "left padding",
             "note" if hasattr(p.model, "config") else "warning",
             "",
-            f"two paddings on the left, hidden by {_masks(e)[0]}, moved the answer of the real tokens by {number(moved)}",
+            f"two paddings on the left, hidden by {_masks(e)[0]}, moved the real tokens by {number(moved)}",
             "0: a prompt is answered the same however it is padded",
             "positions are counted from the left edge, padding included",
             "position = (mask.cumsum(-1) - 1).clamp(min=0), or relative positions",

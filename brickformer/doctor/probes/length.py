@@ -44,7 +44,6 @@ def _run(e: Exam) -> list[Finding]:
 
 
 def _promised(e: Exam) -> list[Finding]:
-    p = e.p
     for where, n in _promises(e):
         if _answers(e, n):
             continue

@@ -61,9 +61,10 @@ def _gradient(e: Exam, ids: Tensor, src: Tensor | None, model: nn.Module) -> Rea
 
     def keep(m: nn.Module, a: object, out: object) -> None:
         for _, x in parts(out):
-            if x.is_floating_point() and x.requires_grad and x.ndim >= 2 and x.shape[-1] in vocab:
-                if x[..., 0].numel() % rows == 0 and x[..., 0].numel() <= ids.numel():
-                    kept.append(x)
+            if not x.is_floating_point() or not x.requires_grad or x.ndim < 2 or x.shape[-1] not in vocab:
+                continue
+            if x[..., 0].numel() % rows == 0 and x[..., 0].numel() <= ids.numel():
+                kept.append(x)
 
     def look(m: nn.Module, a: tuple[object, ...]) -> None:
         if a and isinstance(a[0], Tensor) and a[0].ndim == 2 and rows in a[0].shape:

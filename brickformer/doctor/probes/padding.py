@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from brickformer.doctor.exam import Exam, Probe, Where, number
-from brickformer.doctor.forms import CAUSAL, says_keep
+from brickformer.doctor.forms import CAUSAL, PADDING, says_keep
 from brickformer.doctor.masks import hides
 from brickformer.doctor.outputs import differ
 from brickformer.doctor.report import Finding
@@ -143,7 +143,9 @@ def _by_content(e: Exam, name: str = "valid") -> list[Finding]:
 
     runs = [lambda x=x: _outs(e, ids if both else x, x if both else None, valid) for x in (base, junk)]  # type: ignore[misc]
     where = e.begins(runs[0], runs[1], wrong)
-    return [_finding(e, f"what {name} hides moved the output by {number(moved.max())} when it was replaced", where, name)]
+    return [
+        _finding(e, f"what {name} hides moved the output by {number(moved.max())} when it was replaced", where, name)
+    ]
 
 
 def _named(e: Exam, masks: list[str]) -> list[Finding]:
@@ -152,11 +154,16 @@ def _named(e: Exam, masks: list[str]) -> list[Finding]:
         says, form = says_keep(name), e.p.forms[name]
         if says is not None and says != form.keeps:
             want = "1 at real tokens" if says else "True at padding"
+            e.p.forms[name] = PADDING[2] if says else PADDING[1]
+            try:
+                promised = _by_content(e, name)
+            finally:
+                e.p.forms[name] = form
             return [
                 Finding(
                     "padding",
                     "error",
-                    "",
+                    promised[0].where if promised else "",
                     f"{name} hides padding only as {form.name}",
                     f"{name} with {want}, as everywhere under that name",
                     "the polarity of the mask is flipped: real tokens are hidden and padding is seen",
@@ -184,7 +191,9 @@ def _by_id(e: Exam) -> list[Finding]:
         return []
     if float(moved.max()) <= p.allowed:
         return []
-    runs = [lambda x=x: _outs(e, ids if src is not None else x, None if src is None else x, None) for x in (shorter, longer)]  # type: ignore[misc]
+    runs = [
+        lambda x=x: _outs(e, ids if src is not None else x, None if src is None else x, None) for x in (shorter, longer)
+    ]  # type: ignore[misc]
     where = e.begins(runs[0], runs[1], _moved(e), _shortened)
     return [_finding(e, f"{how} {number(moved.max())}", where, "")]
 

@@ -34,9 +34,10 @@ def routers(model: nn.Module) -> list[tuple[str, str, nn.Module, nn.Module]]:
             weight = getattr(child, "weight", None)
             if not name or name.count(".") > 1 or not isinstance(weight, Tensor) or weight.ndim != 2:
                 continue
-            if weight.shape[0] in counts and _ROUTER.search(name) and not isinstance(child, nn.Embedding):
-                if not any(path.startswith(other) and other != path for other, *_ in found):
-                    found.append((path, f"{path}.{name}".lstrip("."), m, child))
+            if weight.shape[0] not in counts or not _ROUTER.search(name) or isinstance(child, nn.Embedding):
+                continue
+            if not any(path.startswith(f"{other}.") for other, *_ in found if other):
+                found.append((path, f"{path}.{name}".lstrip("."), m, child))
     return found
 
 
@@ -86,13 +87,13 @@ def _loads(e: Exam) -> list[Finding]:
         handles = []
         for i, expert in enumerate(experts):
 
-            def count(m: Any, args: Any, i: int = i) -> None:
+            def count(m: Any, args: Any, i: int = i, counts: list[int] = counts) -> None:
                 x = next((a for a in args if isinstance(a, Tensor)), None)
                 counts[i] += 0 if x is None or not x.numel() else x[..., 0].numel()
 
             handles.append(expert.register_forward_pre_hook(count))
 
-        def blank(m: Any, args: Any, out: Any) -> None:
+        def blank(m: Any, args: Any, out: Any, zeros: list[int] = zeros, rows: list[int] = rows) -> None:
             y = next((x for _, x in parts(out) if x.is_floating_point() and x.ndim >= 2), None)
             if y is not None:
                 zeros[0] += int((y.flatten(0, -2) == 0).all(-1).sum())
@@ -112,7 +113,7 @@ def _loads(e: Exam) -> list[Finding]:
                     path,
                     f"experts {idle} of {len(experts)} are never chosen in {rows[0]} random tokens (loads {counts})",
                     "some tokens for each, before anything is trained",
-                    "the choice does not depend on the token (an index into the wrong axis, argmin, a fixed expert), or "
+                    "the choice does not depend on the token (a wrong axis, argmin, a fixed expert), or "
                     "starves some experts from the start",
                     "scores = router(x); scores.topk(k, dim=-1), with small initial values",
                 )
