@@ -19,6 +19,7 @@ from brickformer.cli.list import add as add_list
 from brickformer.cli.score import add as add_score
 from brickformer.cli.show import add as add_show
 from brickformer.cli.train import add as add_train
+from brickformer.cli.trap import add as add_trap
 from brickformer.errors import BrickError
 
 ABOUT = "Assemble a Transformer from bricks, train it, use it."
@@ -40,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     )
     out.add_argument("--version", action="version", version=f"brickformer {version()}")
     verbs = out.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for add in (add_train, add_generate, add_score, add_check, add_explain, add_doctor, add_show, add_list):
+    for add in (add_train, add_generate, add_score, add_check, add_explain, add_doctor, add_trap, add_show, add_list):
         add(verbs, shared)
     return out
 

@@ -33,6 +33,9 @@ BUGS: Final[list[Planted]] = [
     planted(
         "scaled by the width of the model", "scale", "decoder", ("math.sqrt(self.width)", "math.sqrt(D)"), cases="R034"
     ),
+    planted(
+        "heads and widths swapped", "scale", "decoder", (SPLIT, "view(B, T, self.width, self.heads).transpose(1, 2)")
+    ),
     planted("scaled by the length", "scale", "seq2seq", ("self.width**0.5", "q.size(2) ** 0.5"), cases="V013"),
     planted("multiplied by the root", "scale", "rotary", ("self.width**-0.5", "self.width**0.5")),
     planted(

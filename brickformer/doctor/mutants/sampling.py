@@ -163,6 +163,13 @@ BUGS: Final[list[Planted]] = [
         says={"build": "built"},
         cases="R052",
     ),
+    planted(
+        "generates beyond the table",
+        "length",
+        "decoder",
+        ("self(idx[:, -self.max_len :])", "self(idx)"),
+        at="",
+    ),
     # ---- documents, tables, groups
     planted(
         "documents see each other",

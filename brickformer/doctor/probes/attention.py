@@ -31,6 +31,15 @@ def _scale(e: Exam) -> list[Finding]:
         if h.factor is None or h.width < 2:
             continue
         right = h.width**-0.5
+        heads = h.q.shape[1] if h.q.ndim == 4 and h.q.shape[2] == e.p.tokens else 0
+        if (
+            heads > 1
+            and heads != h.width
+            and heads != e.p.tokens
+            and math.isclose(abs(h.factor), heads**-0.5, rel_tol=1e-6)
+        ):
+            found.append(_scale_finding(e, h, right))
+            break
         ratio = abs(h.factor) / right
         if 0.66 < ratio < 1.5 or _folded(fresh, right, ratio):
             continue
@@ -68,6 +77,8 @@ def _scale_finding(e: Exam, h: Heads, right: float) -> Finding:
     f = abs(h.factor)
     if math.isclose(f, 1.0):
         cause = "the scores are not divided by anything"
+    elif h.q.ndim == 4 and math.isclose(f, h.q.shape[1] ** -0.5, rel_tol=1e-6) and h.q.shape[2] == tokens:
+        cause = f"{h.q.shape[1]} heads of width {h.width}, scaled as if it were the other way round: they are swapped"
     elif math.isclose(f, tokens**-0.5, rel_tol=1e-6) and tokens != dim:
         cause = f"divided by the root of the length ({tokens} tokens here), not of the width of a head"
     elif dim and math.isclose(f, dim**-0.5, rel_tol=1e-6):

@@ -161,9 +161,14 @@ def _given(e: Exam) -> Any:
     return lambda m, ids, new: decode(m, ids, new, torch.ones_like(ids).bool())
 
 
+def generating(e: Exam) -> Any:
+    """How the model decodes, greedily: decode(model, ids, new); None where nobody knows."""
+    return _given(e) or _generate(e)
+
+
 def _decoded(e: Exam) -> list[Finding]:
     p = e.p
-    decode = _given(e) or _generate(e)
+    decode = generating(e)
     sure = p.subject.decode is not None
     new = p.tokens - 2
     both = p.kind == "encoder_decoder"

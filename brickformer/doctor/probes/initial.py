@@ -89,7 +89,7 @@ def _branches(e: Exam) -> list[Finding]:
             handle.remove()
     path, block = blocks[-1]
     own = [n for n in dict.fromkeys(order) if n.startswith(path + ".")]
-    std = {n: float(model.get_submodule(n).weight.detach().std()) for n in own}  # type: ignore[operator, union-attr]
+    std = {n: float(model.get_submodule(n).weight.detach().std()) for n in own}  # type: ignore[operator]
     large = max(std.values(), default=0.0)
     small = [n for n in own if _ratio(std[n], large, len(blocks))]
     if not small or large == 0:

@@ -12,6 +12,7 @@ import torch
 
 from brickformer.doctor.exam import Exam, Probe
 from brickformer.doctor.outputs import main_of
+from brickformer.doctor.probes.cached import generating
 from brickformer.doctor.report import Finding
 
 _PROMISE = re.compile(
@@ -46,6 +47,8 @@ def _run(e: Exam) -> list[Finding]:
 def _promised(e: Exam) -> list[Finding]:
     for where, n in _promises(e):
         if _answers(e, n):
+            if found := _past(e, where, n):
+                return found
             continue
         usable = next((k for k in range(n - 1, max(n - 9, 0), -1) if _answers(e, k)), None)
         if usable is None:
@@ -61,6 +64,37 @@ def _promised(e: Exam) -> list[Finding]:
                 "warning" if own else "note",
             )
         ]
+    return []
+
+
+def _past(e: Exam, where: str, n: int) -> list[Finding]:
+    """Decoding goes on when the longest sequence is full."""
+    p = e.p
+    decode = generating(e)
+    if p.kind != "decoder" or decode is None or n > 64:
+        return []
+    prompt = p.draw(1, 2)
+    p.budget.tick()
+    try:
+        with torch.no_grad():
+            decode(p.model, prompt, n - 4)
+    except Exception:
+        return []  # another matter
+    try:
+        with torch.no_grad():
+            decode(p.model, prompt, n + 2)
+    except Exception as error:
+        said = (str(error).splitlines() or [""])[0][:90]
+        return [
+            _finding(
+                f"{where} is {n}; decoding {n + 2} ids after a prompt of 2 raises {type(error).__name__}: {said}",
+                "decoding goes on with the last ids, or refuses by name",
+                "the whole sequence is read at every step, also when it has outgrown the table",
+                "model(ids[:, -max_len:]), and drop the oldest entries of a cache",
+            )
+        ]
+    finally:
+        p.model.eval()
     return []
 
 

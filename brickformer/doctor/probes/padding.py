@@ -141,7 +141,7 @@ def _by_content(e: Exam, name: str = "valid") -> list[Finding]:
         away = differ(x, y) > p.allowed
         return bool((away[:, 3:] if p.kind == "decoder" else away[:, : n - 2]).any())
 
-    runs = [lambda x=x: _outs(e, ids if both else x, x if both else None, valid) for x in (base, junk)]  # type: ignore[misc]
+    runs = [lambda x=x: _outs(e, ids if both else x, x if both else None, valid) for x in (base, junk)]
     where = e.begins(runs[0], runs[1], wrong)
     return [
         _finding(e, f"what {name} hides moved the output by {number(moved.max())} when it was replaced", where, name)
@@ -193,7 +193,7 @@ def _by_id(e: Exam) -> list[Finding]:
         return []
     runs = [
         lambda x=x: _outs(e, ids if src is not None else x, None if src is None else x, None) for x in (shorter, longer)
-    ]  # type: ignore[misc]
+    ]
     where = e.begins(runs[0], runs[1], _moved(e), _shortened)
     return [_finding(e, f"{how} {number(moved.max())}", where, "")]
 

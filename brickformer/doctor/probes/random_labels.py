@@ -45,7 +45,7 @@ def _run(e: Exam) -> list[Finding]:
         with torch.enable_grad():
             value = loss(i)
             optimizer.zero_grad()
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
         begin = float(value.detach()) if math.isnan(begin) else begin
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

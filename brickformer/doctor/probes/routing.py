@@ -26,7 +26,7 @@ _WEIGHT = re.compile(r"aux|balanc|z_?loss|lb_|load|moe_(coef|loss)|coef", re.IGN
 
 def routers(model: nn.Module) -> list[tuple[str, str, nn.Module, nn.Module]]:
     """(path of the mixture, path of the router, mixture, router)."""
-    found = []
+    found: list[tuple[str, str, nn.Module, nn.Module]] = []
     for path, m in model.named_modules():
         counts = {len(c): n for n, c in m.named_children() if isinstance(c, nn.ModuleList) and len(c) > 1}
         counts |= {x.shape[0]: n for n, x in m.named_parameters() if x.ndim == 3 and x.shape[0] > 1}
@@ -56,7 +56,8 @@ def _gradient(e: Exam) -> list[Finding]:
     with torch.enable_grad():
         out = p(p.draw(4), src=p.source(4), grad=True)
         weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(out)
-        g = torch.autograd.grad((out * weight).sum(), [r.weight for *_, r in found], allow_unused=True)  # type: ignore[misc]
+        weights: list[Any] = [r.weight for *_, r in found]
+        g = torch.autograd.grad((out * weight).sum(), weights, allow_unused=True)
     for (_, path, _, _), gradient in zip(found, g, strict=True):
         if gradient is None or float(gradient.abs().max()) <= 1e-14:
             return [

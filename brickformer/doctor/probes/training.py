@@ -144,7 +144,7 @@ def _still(seen: Seen) -> list[Finding]:
         begun = seen.updates[0].first_lr
         return [
             _finding(
-                f"the learning rate stays at {number(rates[0])} for {len(rates)} updates (it began as {number(begun)}); "
+                f"the learning rate stays at {number(rates[0])} for {len(rates)} updates (begun as {number(begun)}); "
                 f"an update moves the weights by {number(moved)} of their size",
                 "the scheduler is stepped once an epoch (or never), and counts steps",
                 "scheduler.step() after every optimizer.step()",

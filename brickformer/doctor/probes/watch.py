@@ -56,7 +56,7 @@ def watched(model: nn.Module) -> Iterator[Seen]:
         passes[0] += n == last_name[0]
 
     last_name = [first]
-    handles: list[Any] = [x.register_hook(lambda g, n=n: arrived(g, n)) for n, x in named.items()]  # type: ignore[no-untyped-call]
+    handles: list[Any] = [x.register_hook(lambda g, n=n: arrived(g, n)) for n, x in named.items()]
 
     def awake(m: nn.Module, args: Any) -> None:
         seen.asleep |= torch.is_grad_enabled() and not m.training
