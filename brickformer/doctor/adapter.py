@@ -202,10 +202,11 @@ def _layouts(p: Patient) -> tuple[bool, ...]:
 
 
 def _widths(model: nn.Module) -> list[int]:
-    """What the first layers read, where ids are no input."""
-    found = [m.in_features for m in model.modules() if isinstance(m, nn.Linear)]
-    found += [m.in_channels for m in model.modules() if isinstance(m, nn.Conv1d)]
-    return list(dict.fromkeys(found))[:2]
+    """What layers read, the outermost first, where ids are no input."""
+    named = sorted(model.named_modules(), key=lambda pair: pair[0].count("."))
+    found = [m.in_features for _, m in named if isinstance(m, nn.Linear)]
+    found += [m.in_channels for _, m in named if isinstance(m, nn.Conv1d)]
+    return list(dict.fromkeys(found))[:6]
 
 
 def _combinations(p: Patient, required: list[str]) -> Iterator[dict[str, Form]]:

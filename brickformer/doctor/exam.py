@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from brickformer.doctor.guard import OutOfTime
 from brickformer.doctor.outputs import differ, parts
 from brickformer.doctor.patient import Patient
 from brickformer.doctor.report import Finding
 from brickformer.doctor.trace import Trace, traced
 
 Where = Callable[[Tensor, Tensor], bool]
+
+
+def _willing(locate: Callable[..., str]) -> Callable[..., str]:
+    """A place is worth having, and no place costs a finding: '' where it cannot be told."""
+
+    @wraps(locate)
+    def tried(*args: Any) -> str:
+        try:
+            return locate(*args)
+        except (Exception, OutOfTime):
+            return ""
+
+    return tried
 
 
 @dataclass
@@ -50,6 +64,7 @@ class Exam:
             self.p(self.ids[:1] if ids is None else ids, model=model, grad=grad)
         return trace
 
+    @_willing
     def begins(
         self,
         one: Callable[[], Any],
@@ -77,6 +92,7 @@ class Exam:
                 return _parent(path) or type(self.p.subject.model).__name__
         return ""
 
+    @_willing
     def ends(self, one: Callable[[], Any], two: Callable[[], Any]) -> str:
         """The first module in which a difference of the input is lost."""
         for (path, ins_a, outs_a), (path_b, ins_b, outs_b) in zip(self._record(one), self._record(two), strict=False):
@@ -96,8 +112,12 @@ class Exam:
         for path, module in (self.p.model if model is None else model).named_modules():
 
             def keep(m: nn.Module, args: Any, kwargs: Any, out: Any, path: str = path) -> None:
-                ins = [x.detach().clone() for _, x in parts([*args, *kwargs.values()]) if x.is_floating_point()]
-                outs = [x.detach().clone() for _, x in parts(out) if x.is_floating_point()]
+                ins = [
+                    x.detach().clone()
+                    for _, x in parts([*args, *kwargs.values()])
+                    if x.is_floating_point() and not x.is_nested
+                ]
+                outs = [x.detach().clone() for _, x in parts(out) if x.is_floating_point() and not x.is_nested]
                 seen.append((path, ins, outs))
 
             handles.append(module.register_forward_hook(keep, with_kwargs=True))
@@ -108,6 +128,7 @@ class Exam:
                 handle.remove()
         return seen
 
+    @_willing
     def not_finite(self, run: Callable[[], Any], model: nn.Module | None = None) -> str:
         """The first module whose output is not finite although its inputs are."""
         for path, ins, outs in self._record(run, model):

@@ -8,6 +8,7 @@ probe never raises: what could not be tested is a verdict with its reason. Each 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -15,11 +16,14 @@ from torch import nn
 from brickformer.doctor.adapter import CannotCall, admit
 from brickformer.doctor.exam import Exam, Probe
 from brickformer.doctor.guard import Budget, OutOfTime, undisturbed
+from brickformer.doctor.kinds import of_library
 from brickformer.doctor.probes import PROBES
 from brickformer.doctor.report import Finding, Report, Verdict, folded
 from brickformer.doctor.subject import Subject
 from brickformer.errors import SpecError
 
+ON_PURPOSE = frozenset({"scale", "padding", "initial weights", "left padding", "sharing", "angles", "length"})
+"""What a published architecture may do on purpose (GPT-Neo scales nothing, FNet has no mask): a note, no alarm."""
 LAST = frozenset({"overfit", "random labels"})  # name no cause: only where no error was found
 
 
@@ -45,6 +49,8 @@ def diagnose(what: nn.Module | Subject, *, seconds: float = 60.0, **said: Any) -
             verdict, findings = _tried(probe, exam)
             verdicts.append(verdict)
             found += findings
+    if of_library(what.model):
+        found = [replace(f, severity="note") if f.probe in ON_PURPOSE else f for f in found]
     return Report(what.name or type(what.model).__name__, tuple(exam.p.facts), folded(found), tuple(verdicts))
 
 

@@ -64,7 +64,7 @@ BUGS: Final[list[Planted]] = [
     ),
     planted(
         "positions written into the memory",
-        "memory",
+        "aliasing",
         "seq2seq",
         (
             "        x = self.pos(self.embed(trg))\n",

@@ -111,7 +111,7 @@ BUGS: Final[list[Planted]] = [
     ),
     planted(
         "rotary angles in the type of the weights",
-        "rotary precision",
+        "angles",
         "rotary",
         ("torch.arange(start, start + T).float()", "torch.arange(start, start + T).to(x)"),
         ("torch.arange(0, K, 2).float()", "torch.arange(0, K, 2).to(x)"),
@@ -119,7 +119,7 @@ BUGS: Final[list[Planted]] = [
     ),
     planted(
         "positions in bfloat16",
-        "rotary precision",
+        "angles",
         "rotary",
         ("torch.arange(start, start + T).float()", "torch.arange(start, start + T).bfloat16()"),
         ("torch.arange(0, K, 2).float() / K)", "torch.arange(0, K, 2).float() / K).bfloat16()"),

@@ -6,6 +6,7 @@ from typing import Final
 
 from brickformer.doctor.exam import Probe
 from brickformer.doctor.probes import (
+    aliasing,
     angles,
     attention,
     batch,
@@ -48,6 +49,7 @@ PROBES: Final[tuple[Probe, ...]] = (
     causality.PROBE,
     padding.PROBE,
     batch.PROBE,
+    aliasing.PROBE,
     memory.PROBE,
     documents.PROBE,
     positions.PROBE,

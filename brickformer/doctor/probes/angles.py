@@ -82,7 +82,7 @@ def _longest(e: Exam) -> int:
 
 def _finding(place: str, measured: str, severity: str) -> Finding:
     return Finding(
-        "rotary precision",
+        "angles",
         severity,  # type: ignore[arg-type]
         place,
         measured,
@@ -94,4 +94,4 @@ def _finding(place: str, measured: str, severity: str) -> Finding:
     )
 
 
-PROBE = Probe("rotary precision", "angles are made in float32", _run)
+PROBE = Probe("angles", "angles are made in float32", _run)

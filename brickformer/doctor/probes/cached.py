@@ -25,7 +25,7 @@ def _why_not(e: Exam) -> str | None:
     p = e.p
     if p.kind == "encoder" or p.width or p.shape == "pooled":
         return "nothing is decoded"
-    if p.ours or _argument(e) or p.subject.decode is not None or _generate(e) is not None:
+    if p.ours or _argument(e) or p.subject.decode is not None or own_generate(e) is not None:
         return None
     return "no cache and no decode function known (Subject(decode=...))"
 
@@ -43,7 +43,7 @@ def _run(e: Exam) -> list[Finding]:
     found: list[Finding] = []
     if _argument(e):
         found = _steps(e, _argument(e) or "")
-    if not found and (e.p.subject.decode is not None or _generate(e) is not None):
+    if not found and (e.p.subject.decode is not None or own_generate(e) is not None):
         found = _decoded(e)
     return found
 
@@ -126,7 +126,7 @@ def _compare(
     ]
 
 
-def _generate(e: Exam) -> Any:
+def own_generate(e: Exam) -> Any:
     """The model's own generate(ids, new, ...), told to be greedy."""
     model = e.p.subject.model
     function = getattr(type(model), "generate", None)
@@ -163,7 +163,7 @@ def _given(e: Exam) -> Any:
 
 def generating(e: Exam) -> Any:
     """How the model decodes, greedily: decode(model, ids, new); None where nobody knows."""
-    return _given(e) or _generate(e)
+    return _given(e) or own_generate(e)
 
 
 def _decoded(e: Exam) -> list[Finding]:
@@ -180,6 +180,11 @@ def _decoded(e: Exam) -> list[Finding]:
     with torch.no_grad():
         again = decode(p.model, src if both else prompt, new)
     p.model.eval()
+    if isinstance(first, tuple):
+        first, told = first[0], first[1]
+        again = again[0]
+        if bool((first == again).all()) and (found := _told(e, first, told, None if both else prompt, src, new)):
+            return found
     if not isinstance(first, Tensor):
         return []
     if first.shape != again.shape or bool((first != again).any()):
@@ -221,6 +226,22 @@ def _decoded(e: Exam) -> list[Finding]:
                     _OTHER,
                 )
             ]
+    return []
+
+
+def _told(e: Exam, ids: Tensor, told: Tensor, prompt: Tensor | None, src: Tensor | None, new: int) -> list[Finding]:
+    """What decode says of each step (B, new, V), probabilities or logits, is what the forward says."""
+    p = e.p
+    sums = told.sum(-1)
+    shares = told if bool(((sums - 1).abs() < 1e-4).all()) and float(told.min()) >= 0 else told.softmax(-1)
+    whole = ids if prompt is None or ids.shape[1] > new else torch.cat([prompt, ids], 1)
+    begin = whole.shape[1] - shares.shape[1]
+    for t in range(shares.shape[1]):
+        with torch.no_grad():
+            own = p(whole[:, : begin + t], src=src)[:, -1].softmax(-1)
+        moved = float((own - shares[:, t]).abs().max())
+        if moved > 1e-6:
+            return [_path(f"at step {t} the probabilities differ from those of the forward by {number(moved)}", _OTHER)]
     return []
 
 

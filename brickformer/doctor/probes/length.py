@@ -12,7 +12,7 @@ import torch
 
 from brickformer.doctor.exam import Exam, Probe
 from brickformer.doctor.outputs import main_of
-from brickformer.doctor.probes.cached import generating
+from brickformer.doctor.probes.cached import own_generate
 from brickformer.doctor.report import Finding
 
 _PROMISE = re.compile(
@@ -68,9 +68,9 @@ def _promised(e: Exam) -> list[Finding]:
 
 
 def _past(e: Exam, where: str, n: int) -> list[Finding]:
-    """Decoding goes on when the longest sequence is full."""
+    """The model's own generate() goes on when the longest sequence is full."""
     p = e.p
-    decode = generating(e)
+    decode = own_generate(e)
     if p.kind != "decoder" or decode is None or n > 64:
         return []
     prompt = p.draw(1, 2)
