@@ -230,8 +230,13 @@ class ParallelNormsLayer(StackLayer):
 
     def __init__(self, mixer: Mixer, around_mixer: Residual, ffn: FeedForward, around_ffn: Residual) -> None:
         super().__init__()
-        self.mixer, self.around_mixer, self.ffn, self.around_ffn = mixer, around_mixer, ffn, around_ffn
-        self.cross = None
+        self.mixer, self.around_mixer, self.ffn, self.around_ffn, self.cross = (
+            mixer,
+            around_mixer,
+            ffn,
+            around_ffn,
+            None,
+        )
 
     def branches(self) -> list[tuple[Residual, nn.Module]]:
         """Mixer, feed-forward."""

@@ -23,6 +23,7 @@ from brickformer.cli.quantize import add as add_quantize
 from brickformer.cli.score import add as add_score
 from brickformer.cli.show import add as add_show
 from brickformer.cli.train import add as add_train
+from brickformer.cli.trap import add as add_trap
 from brickformer.errors import BrickError
 
 ABOUT = "Assemble a Transformer from bricks, train it, use it."
@@ -55,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
         add_check,
         add_explain,
         add_doctor,
+        add_trap,
         add_show,
         add_list,
     ):

@@ -20,7 +20,8 @@ Exit code 0: healthy, 1: something is wrong, 2: it could not be asked."""
 EXAMPLES = """examples:
   brick doctor my_model.py:make
   brick doctor my_model.py:make --kind decoder --pad 0
-  brick doctor my_model.py:make --json"""
+  brick doctor my_model.py:make --format sarif > doctor.sarif
+  brick doctor --exam                      the planted bugs, and the table of docs/doctor.md"""
 
 
 def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser) -> None:
@@ -33,11 +34,16 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("what", metavar="FILE.py:make", help="a file and a function without arguments in it")
+    p.add_argument("what", nargs="?", metavar="FILE.py:make", help="a file and a function without arguments in it")
     p.add_argument("--kind", choices=("decoder", "encoder", "encoder_decoder"), help="what the model is meant to be")
     p.add_argument("--pad", type=int, help="the id of padding")
     p.add_argument("--vocab", type=int, help="how many ids it knows")
-    p.add_argument("--json", action="store_true", help="the report as JSON")
+    p.add_argument("--format", choices=("text", "json", "sarif", "html"), default="text", help="of the report")
+    p.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
+    p.add_argument("--seconds", type=float, default=60.0, help="what it may take in all (60)")
+    p.add_argument("--exam", action="store_true", help="examine the doctor itself on planted bugs and clean variants")
+    p.add_argument("--table", metavar="FILE.md", help="with --exam: rebuild the table in this page")
+    p.add_argument("--only", metavar="WORD", help="with --exam: bugs whose name or family holds this word")
     p.set_defaults(verb=doctor)
 
 
@@ -46,16 +52,33 @@ def doctor(args: argparse.Namespace) -> int:
     import json
 
     from brickformer.doctor import diagnose
+    from brickformer.errors import SpecError
 
+    if args.exam:
+        from brickformer.cli.exam import exam
+
+        return exam(args.only, args.table)
+    if args.what is None:
+        raise SpecError("brick doctor: expected FILE.py:make (or --exam).")
     subject = made(args.what)
     for name in ("kind", "pad", "vocab"):
         if getattr(args, name) is not None:
             setattr(subject, name, getattr(args, name))
-    report = diagnose(subject)
-    if args.json:
-        print(json.dumps(report.to_dict(), indent=2, ensure_ascii=False))
-    else:
-        print("\n".join(text(report)))
+    report = diagnose(subject, seconds=args.seconds)
+    match args.format:
+        case "json":
+            print(json.dumps(report.to_dict(), indent=2, ensure_ascii=False))
+        case "sarif":
+            from brickformer.cli import version
+            from brickformer.doctor.formats import sarif
+
+            print(json.dumps(sarif(report, args.what.rpartition(":")[0], version()), indent=2, ensure_ascii=False))
+        case "html":
+            from brickformer.doctor.formats import page
+
+            print(page(report), end="")
+        case _:
+            print("\n".join(text(report)))
     return 0 if report.ok else 1
 
 
@@ -103,4 +126,4 @@ def text(report: Report) -> list[str]:
         lines += [f"  {'confirm' if i == 0 else '':<10}{line}" for i, line in enumerate(f.confirm.splitlines())]
     lines += ["", report.summary()]
     untested = [v for v in report.verdicts if v.outcome == "untested"]
-    return lines + [labelled("not tested", f"{v.probe}: {v.detail}", 12) for v in untested]
+    return lines + [labelled("not tested", f"{v.probe}: could not be tested, because {v.detail}", 12) for v in untested]

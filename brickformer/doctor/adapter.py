@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from brickformer.doctor.forms import CAUSAL, Form, by_name
-from brickformer.doctor.guard import copied, shake
+from brickformer.doctor.guard import Budget, copied, shake
 from brickformer.doctor.kinds import config_of, find_kind
 from brickformer.doctor.masks import find_masks
 from brickformer.doctor.outputs import differ, main_of
@@ -30,15 +30,15 @@ class CannotCall(BrickError):  # noqa: N818  (an answer)
     """The adapter could not call the model; the message names the argument to give."""
 
 
-def admit(subject: Subject) -> Patient:
-    """A patient of a subject. Errors: CannotCall."""
+def admit(subject: Subject, budget: Budget) -> Patient:
+    """A patient of a subject. Errors: CannotCall; OutOfTime."""
     try:
         model, fresh = copied(subject.model), copied(subject.model)
     except Exception as e:
         raise CannotCall(
             f"the model cannot be copied ({type(e).__name__}: {e}). Return a fresh one from make()."
         ) from e
-    p = Patient(subject, model, fresh, Signature())
+    p = Patient(subject, model, fresh, Signature(), budget)
     if isinstance(subject.model, DecoderModel | EncoderModel | EncoderDecoderModel):
         _ours(p, subject.model)
     elif subject.call is None and type(model).forward is nn.Module.forward:
@@ -202,10 +202,11 @@ def _layouts(p: Patient) -> tuple[bool, ...]:
 
 
 def _widths(model: nn.Module) -> list[int]:
-    """What the first layers read, where ids are no input."""
-    found = [m.in_features for m in model.modules() if isinstance(m, nn.Linear)]
-    found += [m.in_channels for m in model.modules() if isinstance(m, nn.Conv1d)]
-    return list(dict.fromkeys(found))[:2]
+    """What layers read, the outermost first, where ids are no input."""
+    named = sorted(model.named_modules(), key=lambda pair: pair[0].count("."))
+    found = [m.in_features for _, m in named if isinstance(m, nn.Linear)]
+    found += [m.in_channels for _, m in named if isinstance(m, nn.Conv1d)]
+    return list(dict.fromkeys(found))[:6]
 
 
 def _combinations(p: Patient, required: list[str]) -> Iterator[dict[str, Form]]:
@@ -236,7 +237,7 @@ def _find_vocab(p: Patient) -> None:
     def watch(module: nn.Module, args: Any) -> None:
         if isinstance(module, nn.Embedding) and args and isinstance(args[0], Tensor):
             mark = int(args[0].flatten()[0]) if args[0].numel() and bool((args[0] == args[0].flatten()[0]).all()) else 0
-            seen.append((mark, module.num_embeddings))
+            seen.append((mark, min(module.num_embeddings, len(module.weight))))
 
     handles = [m.register_forward_pre_hook(watch) for m in p.model.modules() if isinstance(m, nn.Embedding)]
     mark = 1 if p.pad != 1 and p.target_pad != 1 else 2

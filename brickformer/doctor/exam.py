@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from brickformer.doctor.guard import OutOfTime
 from brickformer.doctor.outputs import differ, parts
 from brickformer.doctor.patient import Patient
 from brickformer.doctor.report import Finding
 from brickformer.doctor.trace import Trace, traced
 
 Where = Callable[[Tensor, Tensor], bool]
+
+
+def _willing(locate: Callable[..., str]) -> Callable[..., str]:
+    """A place is worth having, and no place costs a finding: '' where it cannot be told."""
+
+    @wraps(locate)
+    def tried(*args: Any) -> str:
+        try:
+            return locate(*args)
+        except (Exception, OutOfTime):
+            return ""
+
+    return tried
 
 
 @dataclass
@@ -50,28 +64,60 @@ class Exam:
             self.p(self.ids[:1] if ids is None else ids, model=model, grad=grad)
         return trace
 
-    def begins(self, one: Callable[[], Any], two: Callable[[], Any], wrong: Callable[[Tensor, Tensor], bool]) -> str:
-        """The first module whose output is wrong although its inputs are not: (path). '' where none is."""
+    @_willing
+    def begins(
+        self,
+        one: Callable[[], Any],
+        two: Callable[[], Any],
+        wrong: Where,
+        cut: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = lambda x, y: (x, y),
+    ) -> str:
+        """The first module whose output is wrong although its inputs are not: (path). '' where none is.
+
+        cut makes tensors of two lengths comparable.
+        """
         a, b = self._record(one), self._record(two)
+
+        def bad(xs: list[Tensor], ys: list[Tensor]) -> bool:
+            pairs = [cut(x, y) for x, y in zip(xs, ys, strict=False)]
+            return any(x.shape == y.shape and _safe(wrong, x, y) for x, y in pairs)
+
         for (path, ins_a, outs_a), (path_b, ins_b, outs_b) in zip(a, b, strict=False):
             if path != path_b:
                 return ""
-            bad_out = any(x.shape == y.shape and _safe(wrong, x, y) for x, y in zip(outs_a, outs_b, strict=False))
-            bad_in = any(x.shape == y.shape and _safe(wrong, x, y) for x, y in zip(ins_a, ins_b, strict=False))
+            bad_out, bad_in = bad(outs_a, outs_b), bad(ins_a, ins_b)
             if bad_out and not bad_in:
                 return path or type(self.p.subject.model).__name__
             if bad_out and bad_in and path:
                 return _parent(path) or type(self.p.subject.model).__name__
         return ""
 
-    def _record(self, run: Callable[[], Any]) -> list[tuple[str, list[Tensor], list[Tensor]]]:
+    @_willing
+    def ends(self, one: Callable[[], Any], two: Callable[[], Any]) -> str:
+        """The first module in which a difference of the input is lost."""
+        for (path, ins_a, outs_a), (path_b, ins_b, outs_b) in zip(self._record(one), self._record(two), strict=False):
+            if path != path_b:
+                return ""
+            moved_in = any(x.shape == y.shape and not torch.equal(x, y) for x, y in zip(ins_a, ins_b, strict=False))
+            moved = any(x.shape == y.shape and not torch.equal(x, y) for x, y in zip(outs_a, outs_b, strict=False))
+            if path and outs_a and moved_in and not moved:
+                return path
+        return ""
+
+    def _record(
+        self, run: Callable[[], Any], model: nn.Module | None = None
+    ) -> list[tuple[str, list[Tensor], list[Tensor]]]:
         seen: list[tuple[str, list[Tensor], list[Tensor]]] = []
         handles = []
-        for path, module in self.p.model.named_modules():
+        for path, module in (self.p.model if model is None else model).named_modules():
 
             def keep(m: nn.Module, args: Any, kwargs: Any, out: Any, path: str = path) -> None:
-                ins = [x.detach().clone() for _, x in parts([*args, *kwargs.values()]) if x.is_floating_point()]
-                outs = [x.detach().clone() for _, x in parts(out) if x.is_floating_point()]
+                ins = [
+                    x.detach().clone()
+                    for _, x in parts([*args, *kwargs.values()])
+                    if x.is_floating_point() and not x.is_nested
+                ]
+                outs = [x.detach().clone() for _, x in parts(out) if x.is_floating_point() and not x.is_nested]
                 seen.append((path, ins, outs))
 
             handles.append(module.register_forward_hook(keep, with_kwargs=True))
@@ -81,6 +127,14 @@ class Exam:
             for handle in handles:
                 handle.remove()
         return seen
+
+    @_willing
+    def not_finite(self, run: Callable[[], Any], model: nn.Module | None = None) -> str:
+        """The first module whose output is not finite although its inputs are."""
+        for path, ins, outs in self._record(run, model):
+            if path and all(bool(x.isfinite().all()) for x in ins) and any(not bool(x.isfinite().all()) for x in outs):
+                return path if "." not in path or not _plain(self.p.model, path) else _parent(path)
+        return ""
 
     def tokenwise(self, wrong: Callable[[Tensor], bool]) -> Where:
         """A test of (B, T, ...) tensors by the (B, T) of what moved; others are never wrong."""
@@ -100,6 +154,11 @@ class Exam:
 
 def _safe(wrong: Callable[[Tensor, Tensor], bool], x: Tensor, y: Tensor) -> bool:
     return x.numel() > 0 and wrong(x, y)
+
+
+def _plain(model: nn.Module, path: str) -> bool:
+    """Softmax and dropout do what they are told: the module around them is meant."""
+    return isinstance(model.get_submodule(path), nn.Softmax | nn.Dropout)
 
 
 def _parent(path: str) -> str:

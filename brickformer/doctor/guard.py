@@ -1,4 +1,4 @@
-"""The patient is a copy; the caller's model, random numbers and standard output stay as they were."""
+"""The patient is a copy; the caller's model, random numbers and standard output stay as they were. Time is bounded."""
 
 from __future__ import annotations
 
@@ -6,17 +6,57 @@ import contextlib
 import copy
 import io
 import random
+import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 
+class OutOfTime(BaseException):
+    """The time of a probe is used up; the message says how long one call takes."""
+
+
+@dataclass
+class Budget:
+    """How long the whole examination may take; a probe gets a share of what is left.
+
+    A call that has begun is not interrupted: the bound is `seconds` and one call more. What counts is the time of the
+    processor, so that a busy machine changes no verdict; of waiting (a device, a disk) a quarter.
+    """
+
+    seconds: float = 60.0
+    began: tuple[float, float] = field(default_factory=lambda: (time.process_time(), time.monotonic()))
+    until: float = float("inf")
+    calls: int = 0
+
+    @property
+    def used(self) -> float:
+        """Seconds."""
+        return max(time.process_time() - self.began[0], (time.monotonic() - self.began[1]) / 4)
+
+    def share(self, part: float) -> None:
+        """From now on a part of what is left."""
+        used = self.used
+        self.until = used + part * max(0.0, self.seconds - used)
+
+    def tick(self) -> None:
+        """Before every call of the model. Errors: OutOfTime."""
+        used = self.used
+        if used >= self.until:
+            each = used / max(self.calls, 1)
+            raise OutOfTime(f"its share of {self.seconds:g} s is used up; one call takes about {each:.2g} s")
+        self.calls += 1
+
+
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Random numbers of Python and torch, the default type and grad mode are afterwards what they were."""
-    state, dtype = random.getstate(), torch.get_default_dtype()
+    """Random numbers of Python, NumPy and torch, the default type and grad mode are afterwards what they were."""
+    import numpy
+
+    state, arrays, dtype = random.getstate(), numpy.random.get_state(), torch.get_default_dtype()
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(0)
         torch.set_default_dtype(torch.float32)
@@ -27,12 +67,23 @@ def undisturbed() -> Iterator[None]:
         finally:
             torch.set_default_dtype(dtype)
             random.setstate(state)
+            numpy.random.set_state(arrays)
 
 
 def copied(model: nn.Module) -> nn.Module:
     """A deep copy on the CPU, every parameter asking for its gradient as before. Errors: whatever copying raises."""
     other = copy.deepcopy(model)
     return other.cpu()
+
+
+def undropped(model: nn.Module) -> nn.Module:
+    """A copy in train() that drops nothing."""
+    other = copy.deepcopy(model)
+    for module in other.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, float) and ("drop" in name.lower() or name == "p"):
+                setattr(module, name, 0.0)
+    return other.train()
 
 
 def shake(model: nn.Module) -> None:

@@ -31,6 +31,9 @@ def find_kind(p: Patient) -> None:
     name = type(s.model).__name__
     encodes, decodes = bool(_ENCODERS.search(name)), bool(_DECODERS.search(name))
     given = config_of(p.model, "is_decoder")
+    if of_library(s.model) and not given and not re.search(r"CausalLM|GPT|Decoder", name):
+        p.kind = "encoder"  # it sees both ways unless it is told otherwise, as XLNet
+        return
     if encodes and not re.search(r"decoder|causal", name, re.IGNORECASE):
         p.kind = "encoder"
     elif decodes or given or hasattr(s.model, "generate"):
@@ -65,6 +68,11 @@ def _triangular(model: nn.Module) -> bool:
                 if len(up) == 1 and len(down) == 1 and up[0] != down[0]:
                     return True
     return False
+
+
+def of_library(model: nn.Module) -> bool:
+    """Whether the class is one of the transformers library: what it leaves out it may leave out on purpose."""
+    return type(model).__module__.startswith("transformers.")
 
 
 def config_of(model: nn.Module, name: str) -> int | None:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from brickformer.doctor.forms import Form
+from brickformer.doctor.guard import Budget
 from brickformer.doctor.outputs import loss_of, main_of
 from brickformer.doctor.signature import Signature
-from brickformer.doctor.subject import Kind, Subject
+from brickformer.doctor.subject import Kind, Subject, wants
 
 
 class NotAsked(RuntimeError):  # noqa: N818  (an answer, not an error)
@@ -32,6 +33,7 @@ class Patient:
     model: nn.Module
     fresh: nn.Module
     signature: Signature
+    budget: Budget = field(default_factory=Budget)
     kind: Kind = "decoder"
     vocab: int = 0
     target_vocab: int = 0
@@ -118,6 +120,7 @@ class Patient:
         self, ids: Tensor, src: Tensor | None, valid: Tensor | None, src_valid: Tensor | None, model: nn.Module
     ) -> Any:
         """What the model's own call returns."""
+        self.budget.tick()
         if self.subject.call is not None:
             if self.kind == "encoder_decoder":
                 return self.subject.call(model, src, ids, src_valid)
@@ -146,10 +149,14 @@ class Patient:
 
     def loss(self, ids: Tensor, src: Tensor | None, model: nn.Module, labels: Tensor | None = None) -> Tensor | None:
         """The loss of one training step, as the user or the model computes it; None: there is none."""
+        self.budget.tick()
         if self.subject.loss is not None:
-            return (
-                self.subject.loss(model, src, ids) if self.kind == "encoder_decoder" else self.subject.loss(model, ids)
-            )
+            if self.kind == "encoder_decoder":
+                return self.subject.loss(model, src, ids)
+            if wants(self.subject.loss, 3):
+                labels = torch.arange(len(ids)) % max(self.features, 1) if labels is None else labels
+                return self.subject.loss(model, ids, labels)
+            return self.subject.loss(model, ids)
         name = self.signature.first("labels")
         if name is None or self.subject.call is not None or self.ours:
             return None

@@ -92,7 +92,7 @@ class Report:
                 lines += [f"  {name:<9} {first}", *(f"  {'':<9} {line}" for line in rest)]
         lines += ["", self.summary()]
         untested = [v for v in self.verdicts if v.outcome == "untested"]
-        lines += [f"not tested: {v.probe}: {v.detail}" for v in untested]
+        lines += [f"{v.probe} could not be tested, because {v.detail}" for v in untested]
         return "\n".join(lines)
 
     def summary(self) -> str:

@@ -40,6 +40,7 @@ class Heads:
     fills: list[float] = field(default_factory=list)
     masked: bool = False
     fused: bool = False
+    hides: bool = False  # whether the kernel was told to hide some key
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Trace(TorchFunctionMode):
         self.closed = 0
         self.drawn: list[str] = []
         self.losses: list[tuple[str, str]] = []  # (loss, stage of its input)
+        self.angles: list[tuple[str, Tensor]] = []  # what reached a cosine
         self.stack: list[str] = []
         self.open = False
 
@@ -114,6 +116,8 @@ class Trace(TorchFunctionMode):
         flat = [x for x in _flat((*args, *kwargs.values())) if isinstance(x, Tensor)]
         if name in _DRAWS and flat and isinstance(flat[0], nn.Parameter):
             self.drawn.append(self.place)
+        if name in ("cos", "polar") and flat:
+            self.angles.append((self.place, flat[-1].detach()))
         if name in _PROJECT:
             self.put(out, Mark("value"))
             return
@@ -210,6 +214,9 @@ class Trace(TorchFunctionMode):
             factor = None if factor is None or m is None or m.factor is None else factor * m.factor
         heads = Heads(self.place, q, k, q.shape[-1], factor, context=out, v=v, fused=True)
         heads.masked = bool(causal) or mask is not None
+        if isinstance(mask, Tensor):
+            heads.hides = bool((mask < -1e4).any() if mask.is_floating_point() else (~mask.bool()).any())
+        heads.hides |= bool(causal)
         heads.softmaxes = 1
         if isinstance(mask, Tensor) and mask.is_floating_point():
             heads.fills.append(float(mask.min()))

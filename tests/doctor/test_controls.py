@@ -8,57 +8,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from doctor.planted import module_of
 from torch import nn
 
 from brickformer import bert, gpt2, llama, vaswani
 from brickformer.doctor import Subject, diagnose
+from brickformer.doctor.mutants import CLEAN, Clean
 from brickformer.presets import vaswani_small
 
-HAND = [
-    ("decoder", "make", {}),
-    ("decoder", "make", {"loss": "lm_loss"}),
-    ("rotary", "make", {}),
-    ("rotary", "make", {"loss": "lm_loss"}),
-    ("rotary", "make", {"loss": "padded_loss", "pad": 0}),
-    ("seq2seq", "make", {"loss": "pair_loss", "decode": "greedy"}),
-    ("seq2seq", "make", {"loss": "smoothed_loss"}),
-    ("encoder", "make", {}),
-    ("encoder", "make_classifier", {}),
-    ("library", "make_lm", {}),
-    ("library", "make_sequence_first", {}),
-    ("library", "make_translator", {}),
-    ("library", "make_encoder", {}),
-    ("library", "make_forecaster", {}),
-    ("library", "make_fused", {}),
-]
-# what looks suspicious and is right: (name, file, make, changes)
-SUSPICIOUS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
-    ("scale in the weights of q", "encoder", "make", [("q, k = q * self.width**-0.25, k * self.width**-0.25", ""), ("self.dense = nn.Linear(dim, dim)", "self.dense = nn.Linear(dim, dim)\n        self.query.weight.data *= self.width**-0.5\n        self.query.bias.data *= self.width**-0.5")]),
-    ("scale on q", "decoder", "make", [(" / math.sqrt(self.width)", ""), ("att = q @", "q = q * self.width**-0.5\n        att = q @")]),
-    ("norms of q and k, another scale", "rotary", "make", [("q, k = rotate(q, start), rotate(k, start)", "q, k = rotate(F.normalize(q, dim=-1), start), rotate(F.normalize(k, dim=-1), start)"), ("self.width**-0.5", "10.0")]),
-    ("probabilities only at the end", "library", "make_lm", [(".log_softmax(-1)", "")]),
-    ("heads untied", "decoder", "make", [("self.head.weight = self.tok.weight", "")]),
-    ("biased deviation", "decoder", "make", [("x.std(-1, keepdim=True)", "x.std(-1, keepdim=True, unbiased=False)")]),
-    ("sines in halves", "seq2seq", "make", [("table[:, 0::2]", "table[:, : dim // 2]"), ("table[:, 1::2]", "table[:, dim // 2 :]")]),
-    ("mask of -1e4", "decoder", "make", [('float("-inf"))\n        att', "-1e4)\n        att")]),
-    ("ALiBi in place of rotation", "rotary", "make", [("q, k = rotate(q, start), rotate(k, start)", ""), ("scores = scores + torch", "scores = scores - 0.3 * (torch.arange(start, start + T)[:, None] - torch.arange(start + T)).to(x)\n        scores = scores + torch")]),
-    ("flat logits", "seq2seq", "make", [("return self.decoder(trg, memory, trg_mask, src_mask)", "return self.decoder(trg, memory, trg_mask, src_mask).flatten(0, 1)")]),
-    ("one head", "decoder", "make", [("heads=4", "heads=1")]),
-    ("one layer", "rotary", "make", [("depth=2", "depth=1")]),
-    ("pre-norm", "seq2seq", "make", [("x = self.norm1(x + self.drop(self.attention(x, x, x, mask)))", "h = self.norm1(x)\n        x = x + self.drop(self.attention(h, h, h, mask))")]),
-    ("cloned layers", "seq2seq", "make", [("nn.ModuleList([EncoderLayer(dim, heads, drop) for _ in range(depth)])", "nn.ModuleList([__import__('copy').deepcopy(layer) for layer in [EncoderLayer(dim, heads, drop)] * depth])")]),
-    ("a plain tensor that is moved in forward", "seq2seq", "make", [('self.register_buffer("table", table)', "self.table = table"), ("self.table[: x.size(1)]", "self.table[: x.size(1)].to(x.device)")]),
-    ("a head that is called elsewhere", "rotary", "make", [("return self.lm_head(self.norm(x)), kept", "return self.norm(x), kept")]),
-    ("hidden vectors as a dict", "encoder", "make", [("        return x\n\n\nclass TextClassifier", '        return {"last_hidden_state": x}\n\n\nclass TextClassifier')]),
-    ("masks given by the caller, hidden vectors", "seq2seq", "make", [("def forward(self, src, trg):", "def forward(self, src, tgt, src_mask, tgt_mask):"), ("        src_mask, trg_mask = self.make_src_mask(src), self.make_trg_mask(trg)\n", ""), ("self.decoder(trg, memory, trg_mask, src_mask)", "self.decoder(tgt, memory, tgt_mask, src_mask)"), ("scores = scores.masked_fill(", "mask = mask.unsqueeze(1)\n        scores = scores.masked_fill("), ("return self.project(x)", "return x"), ("self.project = nn.Linear(dim, vocab)", "")]),
-    ("only log-probabilities of a pooled answer", "encoder", "make_classifier", [("return self.classify(h)", "return self.classify(h).log_softmax(-1)")]),
-    ("logits and loss in a dict", "decoder", "make", [("return logits, loss", 'return {"loss": loss, "logits": logits}'), ("return self.head(x[:, [-1]]), None", 'return {"logits": self.head(x), "loss": None}'), ("[0][:, -1]", '["logits"][:, -1]')]),
-    ("shared rotary table", "rotary", "make", [("self.norm = RMSNorm(dim)", "self.norm = RMSNorm(dim)\n        self.register_buffer('cosines', torch.arange(64)[:, None].float().cos(), persistent=False)")]),
-    ("a window", "decoder", "make", [("att = F.softmax", "att = att.masked_fill(~self.tril[:T, :T].triu(-3), float('-inf'))\n        att = F.softmax")]),
-    ("a model that prints and seeds", "rotary", "make", [("x = self.embed(tokens)", "torch.manual_seed(3)\n        print('step')\n        x = self.embed(tokens)")]),
-    ("a stale mask name: True blocks", "encoder", "make", [("attention_mask=None", "mask=None"), ("x = layer(x, attention_mask)", "x = layer(x, None if mask is None else ~mask.bool())")]),
-]  # fmt: skip
 SIZES: dict[str, Any] = {"vocab": 40, "dim": 32, "depth": 2, "heads": 4}
 OURS: dict[str, Callable[[], Any]] = {
     "gpt2": lambda: gpt2(**SIZES, max_len=32),
@@ -119,16 +75,9 @@ def healthy(subject: Subject | nn.Module) -> None:
     assert not untested, untested
 
 
-@pytest.mark.parametrize(("source", "make", "says"), HAND, ids=lambda x: str(x))
-def test_by_hand(source: str, make: str, says: dict[str, Any]) -> None:
-    module = module_of(source)
-    said = {k: getattr(module, v) if isinstance(v, str) else v for k, v in says.items()}
-    healthy(Subject(getattr(module, make)(), **said))
-
-
-@pytest.mark.parametrize(("name", "source", "make", "changes"), SUSPICIOUS, ids=[s[0] for s in SUSPICIOUS])
-def test_suspicious_and_right(name: str, source: str, make: str, changes: list[tuple[str, str]]) -> None:
-    healthy(getattr(module_of(source, *changes), make)())
+@pytest.mark.parametrize("variant", CLEAN, ids=lambda variant: variant.name)
+def test_suspicious_and_right(variant: Clean) -> None:
+    healthy(variant.subject())
 
 
 @pytest.mark.parametrize("name", OURS)

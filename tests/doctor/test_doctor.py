@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from doctor.planted import MODELS, module_of
 from torch import nn
 
 from brickformer.cli import main
 from brickformer.doctor import Subject, diagnose
+from brickformer.doctor.mutants.bug import module_of, text_of
 from brickformer.errors import BrickError
 
 
@@ -83,7 +83,7 @@ def test_half_precision() -> None:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    text = (MODELS / "decoder.py").read_text("utf-8")
+    text = text_of("decoder")
     (tmp_path / "healthy.py").write_text(text)
     fill = 'att.masked_fill(~self.tril[:T, :T], float("-inf"))'
     (tmp_path / "sick.py").write_text(text.replace(fill, "att.masked_fill(~self.tril[:T, :T], 0.0)"))

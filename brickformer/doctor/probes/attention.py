@@ -1,4 +1,4 @@
-"""Attention that is written out: its scale, the axis of its softmax, its heads, its mask value.
+"""Attention that is written out: its scale, the axis of its softmax, its heads.
 
     weights = softmax(q·kᵀ / √K + mask) over the keys
 
@@ -31,6 +31,15 @@ def _scale(e: Exam) -> list[Finding]:
         if h.factor is None or h.width < 2:
             continue
         right = h.width**-0.5
+        heads = h.q.shape[1] if h.q.ndim == 4 and h.q.shape[2] == e.p.tokens else 0
+        if (
+            heads > 1
+            and heads != h.width
+            and heads != e.p.tokens
+            and math.isclose(abs(h.factor), heads**-0.5, rel_tol=1e-6)
+        ):
+            found.append(_scale_finding(e, h, right))
+            break
         ratio = abs(h.factor) / right
         if 0.66 < ratio < 1.5 or _folded(fresh, right, ratio):
             continue
@@ -68,6 +77,8 @@ def _scale_finding(e: Exam, h: Heads, right: float) -> Finding:
     f = abs(h.factor)
     if math.isclose(f, 1.0):
         cause = "the scores are not divided by anything"
+    elif h.q.ndim == 4 and math.isclose(f, h.q.shape[1] ** -0.5, rel_tol=1e-6) and h.q.shape[2] == tokens:
+        cause = f"{h.q.shape[1]} heads of width {h.width}, scaled as if it were the other way round: they are swapped"
     elif math.isclose(f, tokens**-0.5, rel_tol=1e-6) and tokens != dim:
         cause = f"divided by the root of the length ({tokens} tokens here), not of the width of a head"
     elif dim and math.isclose(f, dim**-0.5, rel_tol=1e-6):
@@ -126,40 +137,6 @@ def _softmax(e: Exam) -> list[Finding]:
                     "one",
                     "the weights go through softmax again, which flattens them",
                     "remove one of them",
-                )
-            ]
-    return []
-
-
-def _mask_value(e: Exam) -> list[Finding]:
-    for h in e.trace.heads:
-        soft = [f for f in h.fills if f > -50 and h.softmaxes]
-        if soft and not h.fused:
-            value = max(soft)
-            return [
-                Finding(
-                    "mask value",
-                    "error",
-                    h.place,
-                    f"masked scores become {value:g} (or it is added to them); after softmax a masked key keeps "
-                    f"exp({value:g}) = {number(math.exp(min(value, 80)))} against exp(score)",
-                    "-inf, or at least -1e4: a weight of 0",
-                    "the value written into masked scores is not very negative",
-                    "scores.masked_fill(blocked, float('-inf')) before the softmax",
-                    explains=frozenset({"causality", "padding", "memory", "cached"}),
-                )
-            ]
-        weak = [f for f in h.fills if -2e5 < f <= -50]
-        if weak:
-            return [
-                Finding(
-                    "mask value",
-                    "note",
-                    h.place,
-                    f"masked scores become {max(weak):g}",
-                    "-inf, or the smallest number of the type",
-                    "holds as long as no score is that negative: a trained model may reach it",
-                    "use float('-inf'), or torch.finfo(scores.dtype).min",
                 )
             ]
     return []
@@ -311,5 +288,4 @@ def _silent_heads(e: Exam) -> list[Finding]:
 
 SCALE = Probe("scale", "scores are divided by √K", _scale, seen)
 SOFTMAX = Probe("softmax axis", "weights sum to 1 over the keys", _softmax, seen)
-MASK_VALUE = Probe("mask value", "masked scores are very negative", _mask_value, seen)
 HEADS = Probe("heads", "heads are split and merged beside their token", _heads, seen)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from brickformer.doctor.exam import Exam, Probe, number
 from brickformer.doctor.outputs import differ
 from brickformer.doctor.report import Finding
+from brickformer.doctor.subject import wants
 from brickformer.models import EncoderModel
 
 
@@ -24,7 +25,7 @@ def _why_not(e: Exam) -> str | None:
     p = e.p
     if p.kind == "encoder" or p.width or p.shape == "pooled":
         return "nothing is decoded"
-    if p.ours or _argument(e) or p.subject.decode is not None or _generate(e) is not None:
+    if p.ours or _argument(e) or p.subject.decode is not None or own_generate(e) is not None:
         return None
     return "no cache and no decode function known (Subject(decode=...))"
 
@@ -42,7 +43,7 @@ def _run(e: Exam) -> list[Finding]:
     found: list[Finding] = []
     if _argument(e):
         found = _steps(e, _argument(e) or "")
-    if not found and (e.p.subject.decode is not None or _generate(e) is not None):
+    if not found and (e.p.subject.decode is not None or own_generate(e) is not None):
         found = _decoded(e)
     return found
 
@@ -69,10 +70,13 @@ def _steps(e: Exam, name: str) -> list[Finding]:
     full = p(e.ids)
     past: Any = None
     steps = []
+    before: list[dict[str, Any]] = []
     with torch.no_grad():
         for t in range(p.tokens):
             given = {name: past} if past is not None or name in p.signature.required else {}
             kwargs: dict[str, Any] = {p.signature.first("ids") or "ids": e.ids[:, t : t + 1], **given, **flags}
+            p.budget.tick()
+            before.append(kwargs)
             value = p.model(**kwargs)
             steps.append(p.arranged(value, 2, 1))
             past = getattr(value, name, None)
@@ -80,10 +84,28 @@ def _steps(e: Exam, name: str) -> list[Finding]:
                 past = value[1]
             if past is None:
                 raise LookupError(f"no new {name} in what the model returned (Subject(decode=...))")
-    return _compare(e, torch.cat(steps, 1), full, name)
+    return _compare(e, torch.cat(steps, 1), full, name, before)
 
 
-def _compare(e: Exam, steps: Tensor, full: Tensor, name: str) -> list[Finding]:
+def _begins(e: Exam, before: list[dict[str, Any]], t: int) -> str:
+    """The module that says something else at step t than it said of token t before."""
+
+    def cut(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return (x[:, t : t + 1], y) if x.ndim == 3 and x.shape[1] == e.p.tokens else (x, y)
+
+    def step() -> None:
+        with torch.no_grad():
+            e.p.model(**before[t])
+
+    def wrong(x: Tensor, y: Tensor) -> bool:
+        return x.ndim == 3 and bool((differ(x, y) > e.p.allowed * 10).any())
+
+    return e.begins(lambda: e.p(e.ids), step, wrong, cut)
+
+
+def _compare(
+    e: Exam, steps: Tensor, full: Tensor, name: str, before: list[dict[str, Any]] | None = None
+) -> list[Finding]:
     moved = differ(full, steps).amax(0)
     if float(moved.max()) <= max(e.p.allowed, 1e-8) * 10:
         return []
@@ -92,7 +114,7 @@ def _compare(e: Exam, steps: Tensor, full: Tensor, name: str) -> list[Finding]:
         Finding(
             "cached",
             "error",
-            "",
+            "" if not before else _begins(e, before, t),
             f"token by token with {name}, step {t} is off by {number(moved[t])} (worst {number(moved.max())})",
             "0: the same as reading all tokens at once",
             "positions start again at 0, keys are kept wrongly, or is_causal=True hides the past from one query"
@@ -104,7 +126,7 @@ def _compare(e: Exam, steps: Tensor, full: Tensor, name: str) -> list[Finding]:
     ]
 
 
-def _generate(e: Exam) -> Any:
+def own_generate(e: Exam) -> Any:
     """The model's own generate(ids, new, ...), told to be greedy."""
     model = e.p.subject.model
     function = getattr(type(model), "generate", None)
@@ -131,9 +153,22 @@ def _generate(e: Exam) -> Any:
     return lambda m, ids, new: m.generate(ids, **{count: new}, **greedy)
 
 
+def _given(e: Exam) -> Any:
+    """The user's decode; one that takes a mask of padding is told that there is none."""
+    decode = e.p.subject.decode
+    if decode is None or e.p.kind == "encoder_decoder" or not wants(decode, 4):
+        return decode
+    return lambda m, ids, new: decode(m, ids, new, torch.ones_like(ids).bool())
+
+
+def generating(e: Exam) -> Any:
+    """How the model decodes, greedily: decode(model, ids, new); None where nobody knows."""
+    return _given(e) or own_generate(e)
+
+
 def _decoded(e: Exam) -> list[Finding]:
     p = e.p
-    decode = p.subject.decode or _generate(e)
+    decode = generating(e)
     sure = p.subject.decode is not None
     new = p.tokens - 2
     both = p.kind == "encoder_decoder"
@@ -145,6 +180,11 @@ def _decoded(e: Exam) -> list[Finding]:
     with torch.no_grad():
         again = decode(p.model, src if both else prompt, new)
     p.model.eval()
+    if isinstance(first, tuple):
+        first, told = first[0], first[1]
+        again = again[0]
+        if bool((first == again).all()) and (found := _told(e, first, told, None if both else prompt, src, new)):
+            return found
     if not isinstance(first, Tensor):
         return []
     if first.shape != again.shape or bool((first != again).any()):
@@ -186,6 +226,22 @@ def _decoded(e: Exam) -> list[Finding]:
                     _OTHER,
                 )
             ]
+    return []
+
+
+def _told(e: Exam, ids: Tensor, told: Tensor, prompt: Tensor | None, src: Tensor | None, new: int) -> list[Finding]:
+    """What decode says of each step (B, new, V), probabilities or logits, is what the forward says."""
+    p = e.p
+    sums = told.sum(-1)
+    shares = told if bool(((sums - 1).abs() < 1e-4).all()) and float(told.min()) >= 0 else told.softmax(-1)
+    whole = ids if prompt is None or ids.shape[1] > new else torch.cat([prompt, ids], 1)
+    begin = whole.shape[1] - shares.shape[1]
+    for t in range(shares.shape[1]):
+        with torch.no_grad():
+            own = p(whole[:, : begin + t], src=src)[:, -1].softmax(-1)
+        moved = float((own - shares[:, t]).abs().max())
+        if moved > 1e-6:
+            return [_path(f"at step {t} the probabilities differ from those of the forward by {number(moved)}", _OTHER)]
     return []
 
 

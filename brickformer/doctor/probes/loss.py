@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from brickformer.doctor.exam import Exam, Probe, number
-from brickformer.doctor.outputs import main_of
+from brickformer.doctor.outputs import parts
 from brickformer.doctor.patient import NotAsked
 from brickformer.doctor.report import Finding
 from brickformer.doctor.trace import Trace, traced
@@ -41,18 +42,38 @@ def _pair(e: Exam, rows: int, seed: int = 0) -> tuple[Tensor, Tensor | None]:
     return (p.draw(rows, seed=seed) if short else torch.stack(many)), p.source(rows, seed)
 
 
-def _gradient(e: Exam, ids: Tensor, src: Tensor | None, model: nn.Module) -> tuple[Tensor, Tensor | None, Trace]:
-    """The loss, and its gradient at the logits (B, T', V): those of the last module that gave V features."""
-    p = e.p
+@dataclass
+class Read:
+    """A loss, its gradient at the logits (B, T', V), what the model read there (B, T'), and the trace of the run."""
+
+    loss: Tensor
+    gradient: Tensor | None
+    read: Tensor | None
+    trace: Trace
+
+
+def _gradient(e: Exam, ids: Tensor, src: Tensor | None, model: nn.Module) -> Read:
+    """The logits are those of the last module that gave V features; what it read is what a table was asked for."""
+    p, rows = e.p, len(ids)
+    vocab = (p.target_vocab,) if p.kind == "encoder_decoder" else (p.vocab,)
     kept: list[Tensor] = []
+    asked: list[Tensor] = []
 
     def keep(m: nn.Module, a: object, out: object) -> None:
-        x = main_of(out, ids.shape[0], ids.shape[1])
-        vocab = (p.target_vocab if p.kind == "encoder_decoder" else p.vocab,)
-        if x is not None and x.requires_grad and x.shape[-1] in (*vocab, p.features) and x.shape[-1] in vocab:
-            kept.append(x)
+        for _, x in parts(out):
+            if not x.is_floating_point() or not x.requires_grad or x.ndim < 2 or x.shape[-1] not in vocab:
+                continue
+            if x[..., 0].numel() % rows == 0 and x[..., 0].numel() <= ids.numel():
+                kept.append(x)
+
+    def look(m: nn.Module, a: tuple[object, ...]) -> None:
+        if a and isinstance(a[0], Tensor) and a[0].ndim == 2 and rows in a[0].shape:
+            x = a[0] if a[0].shape[0] == rows and not p.seq_first else a[0].transpose(0, 1)
+            if bool((x[:, -1:] == ids).any(1).all()):
+                asked.append(x.detach())
 
     handles = [m.register_forward_hook(keep) for m in model.modules()]
+    handles += [m.register_forward_pre_hook(look) for m in model.modules() if isinstance(m, nn.Embedding)]
     try:
         with torch.enable_grad(), traced(model) as trace:
             loss = p.loss(ids, src, model)
@@ -61,17 +82,21 @@ def _gradient(e: Exam, ids: Tensor, src: Tensor | None, model: nn.Module) -> tup
             for x in reversed(kept):
                 (g,) = torch.autograd.grad(loss, [x], allow_unused=True, retain_graph=True)
                 if g is not None:
-                    return loss.detach(), g.reshape(len(ids), -1, g.shape[-1]), trace
+                    first = p.seq_first and g.ndim == 3 and g.shape[1] == rows
+                    g = (g.transpose(0, 1) if first else g).reshape(rows, -1, g.shape[-1])
+                    read = next((r for r in asked if r.shape == g.shape[:2]), None)
+                    return Read(loss.detach(), g, read, trace)
     finally:
         for handle in handles:
             handle.remove()
-    return loss.detach(), None, trace
+    return Read(loss.detach(), None, None, trace)
 
 
 def _shift(e: Exam) -> list[Finding]:
     p = e.p
     ids, src = _pair(e, 2)
-    loss, g, trace = _gradient(e, ids, src, p.fresh)
+    run = _gradient(e, ids, src, p.fresh)
+    loss, g, trace = run.loss, run.gradient, run.trace
     double = [name for name, stage in trace.losses if stage == "distribution"]
     if double and trace.losses[-1][0] == "cross_entropy":
         return [_double_softmax(loss, p.vocab)]
@@ -81,7 +106,7 @@ def _shift(e: Exam) -> list[Finding]:
         return [_nll("nll_loss is given raw scores, not log-probabilities", "F.cross_entropy on the scores")]
     if g is None or p.kind == "encoder":
         return []
-    offsets = _offsets(g, ids)
+    offsets = _offsets(g, ids, run.read)
     given = p.subject.loss is not None
     if not offsets:
         return []
@@ -93,18 +118,18 @@ def _shift(e: Exam) -> list[Finding]:
     return []
 
 
-def _offsets(g: Tensor, ids: Tensor) -> list[int]:
-    """How far ahead of its position the target of each position is."""
+def _offsets(g: Tensor, ids: Tensor, read: Tensor | None) -> list[int]:
+    """How far ahead of the token that was read the target of each position is."""
     found = []
     for b in range(len(ids)):
         for t in range(min(g.shape[1], ids.shape[1])):
             row = g[b, t]
             if float(row.abs().max()) == 0 or float(row.min()) >= 0:
                 continue
-            target = int(row.argmin())
-            at = (ids[b] == target).nonzero().flatten().tolist()
-            if len(at) == 1:
-                found.append(at[0] - t)
+            at = (ids[b] == int(row.argmin())).nonzero().flatten().tolist()
+            here = [t] if read is None else (ids[b] == int(read[b, t])).nonzero().flatten().tolist()
+            if len(at) == 1 and len(here) == 1:
+                found.append(at[0] - here[0])
     return found
 
 

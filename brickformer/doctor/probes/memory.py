@@ -38,6 +38,7 @@ def _run(e: Exam) -> list[Finding]:
                 "the output depends on the source",
                 "the memory is not passed on, or cross-attention reads the target itself as keys and values",
                 "k, v = W_k(memory), W_v(memory) in cross-attention, in the call as well",
+                e.ends(lambda: p(e.ids, src=src), lambda: p(e.ids, src=p.other(src, 0, "src"))),
             )
         ]
     if blind:
@@ -49,6 +50,20 @@ def _run(e: Exam) -> list[Finding]:
                 "build it from the source: (src != pad)[:, None, None, :]",
             )
         ]
+    for h in e.trace.heads:
+        if h.k.shape[-2] != src.shape[1] or h.q.shape[-2] != p.tokens:
+            continue
+        hidden = h.hides if h.weights is None else bool((h.weights == 0).any())
+        if hidden:
+            return [
+                _finding(
+                    "cross-attention hides source tokens from some targets, where no source token is padding",
+                    "every target sees the whole source",
+                    "it is causal or windowed: the mask of the target, or another wrong one, was given to it",
+                    "the mask of cross-attention hides padding of the source and nothing else",
+                    h.place,
+                )
+            ]
     first = differ(base, p(p.other(e.ids, 0), src=src))
     if float(first.max()) <= p.allowed * 1e-3 and p.tokens > 1:
         return [
@@ -66,6 +81,7 @@ def _changed(e: Exam) -> list[Finding]:
     """The encoder's answer is not written into by the decoder."""
     p = e.p
     kept: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+    by: list[str] = []
     handles = []
     for path, module in p.model.named_modules():
 
@@ -73,6 +89,11 @@ def _changed(e: Exam) -> list[Finding]:
             if isinstance(out, torch.Tensor) and out.ndim == 3:
                 kept.append((path, out, out.clone()))
 
+        def changed(m: object, a: object, out: object, path: str = path) -> None:
+            if not by and path and any(not torch.equal(x, before) for _, x, before in kept):
+                by.append(path.split(".")[0])
+
+        handles.append(module.register_forward_hook(changed))
         if path.count(".") == 0 and path and "enc" in path.lower():
             handles.append(module.register_forward_hook(keep))
     try:
@@ -89,7 +110,7 @@ def _changed(e: Exam) -> list[Finding]:
                     "0: the memory is what the encoder said",
                     "an operation in place (add_, +=, *=) on a name that still means the encoder's output",
                     "x = x + y instead of x.add_(y), or clone first",
-                    path,
+                    by[0] if by else path,
                 )
             ]
     return []

@@ -10,7 +10,7 @@ from torch import nn
 
 from brickformer.doctor.exam import Exam, Probe, number
 from brickformer.doctor.forms import CAUSAL
-from brickformer.doctor.outputs import differ, scale_of
+from brickformer.doctor.outputs import differ, parts, scale_of
 from brickformer.doctor.report import Finding
 
 
@@ -49,6 +49,8 @@ def _half(measured: str, severity: str = "warning") -> Finding:
 
 def _rows(e: Exam) -> str | None:
     p = e.p
+    if p.subject.batch is not None:
+        return None
     masks = [n for n in p.forms if p.forms[n] not in CAUSAL]
     if masks or (p.kind != "decoder" and p.source_pad is not None and not p.width):
         return None
@@ -58,6 +60,8 @@ def _rows(e: Exam) -> str | None:
 def _masked(e: Exam) -> list[Finding]:
     """One row of nothing but padding beside a real one: the real one, and every gradient, stay finite."""
     p = e.p
+    if p.subject.batch is not None:
+        return _given(e)
     ids, src = p.draw(2), p.source(2)
     base = ids if src is None else src
     valid = torch.ones(base.shape[:2], dtype=torch.bool)
@@ -78,12 +82,51 @@ def _masked(e: Exam) -> list[Finding]:
     return [_nan("note", "its output is not finite; the other row is")]
 
 
-def _nan(severity: str, measured: str) -> Finding:
+def _given(e: Exam) -> list[Finding]:
+    """The user's own batch: outputs and gradients are finite."""
+    p, batch = e.p, e.p.subject.batch
+    p.budget.tick()
+    fresh = p.fresh
+
+    def run() -> Any:
+        if isinstance(batch, dict):
+            return fresh(**{k: _typed(v, p.dtype) for k, v in batch.items()})
+        ids, src = (batch[1], batch[0]) if isinstance(batch, tuple | list) else (batch, None)
+        return p.raw(_typed(ids, p.dtype), src, None, None, fresh)
+
+    with torch.enable_grad():
+        value = run()
+        every = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, tuple | list) else [batch]
+        rows = next(v for v in every if isinstance(v, torch.Tensor) and v.ndim >= 2)
+        outs = [x for _, x in parts(value) if x.is_floating_point() and x.requires_grad]
+        total = torch.stack([x.nan_to_num(0.0, 0.0, 0.0).sum() for x in outs]).sum()
+        wanted = [x for x in fresh.parameters() if x.requires_grad]
+        g = torch.autograd.grad(total, wanted, allow_unused=True)
+    axis = 1 if p.seq_first else 0
+    bad = [
+        i
+        for i in range(rows.shape[axis])
+        if any(
+            x.ndim > axis and x.shape[axis] == rows.shape[axis] and not bool(x.select(axis, i).isfinite().all())
+            for x in outs
+        )
+    ]
+    if bad or any(not bool(x.isfinite().all()) for x in (*outs, *(y for y in g if y is not None))):
+        what = f"rows {bad} of your batch are answered by" if bad else "the gradients of your batch are"
+        return [_nan("error", f"{what} numbers that are not finite", "your batch", e.not_finite(run, fresh))]
+    return []
+
+
+def _typed(x: Any, dtype: torch.dtype) -> Any:
+    return x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+
+def _nan(severity: str, measured: str, what: str = "a row that is all padding", where: str = "") -> Finding:
     return Finding(
         "masked rows",
         severity,  # type: ignore[arg-type]
-        "",
-        f"a row that is all padding: {measured}",
+        where,
+        f"{what}: {measured}",
         "finite: one such row makes every gradient NaN",
         "softmax over -inf alone is 0/0",
         "never make such rows, or set their weights to 0 after the softmax",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import torch
@@ -10,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from brickformer.doctor.exam import Exam, Probe, number
+from brickformer.doctor.guard import undropped
 from brickformer.doctor.report import Finding
 
 STEPS = 80
@@ -30,11 +30,7 @@ def _why_not(e: Exam) -> str | None:
 
 def _run(e: Exam) -> list[Finding]:
     p = e.p
-    model = copy.deepcopy(p.fresh).float().train()
-    for module in model.modules():
-        for name, value in list(vars(module).items()):
-            if isinstance(value, float) and ("drop" in name.lower() or name == "p"):
-                setattr(module, name, 0.0)
+    model = undropped(p.fresh).float()
     ids, src = p.draw(8), p.source(8)
     pool = p.pool()
     first = pool[torch.arange(8) % len(pool)]
@@ -42,7 +38,7 @@ def _run(e: Exam) -> list[Finding]:
     best, start = math.inf, math.nan
     for lr in (3e-3, 5e-4):
         if lr == 5e-4:
-            model = copy.deepcopy(p.fresh).float().train()
+            model = undropped(p.fresh).float()
         optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=0.0)
         for _ in range(STEPS):
             with torch.enable_grad():

@@ -5,11 +5,13 @@ Where a mask is an argument, what it hides may be anything. Nobody owes this who
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from brickformer.doctor.exam import Exam, Probe, number
-from brickformer.doctor.forms import CAUSAL, says_keep
+from brickformer.doctor.exam import Exam, Probe, Where, number
+from brickformer.doctor.forms import CAUSAL, PADDING, says_keep
 from brickformer.doctor.masks import hides
 from brickformer.doctor.outputs import differ
 from brickformer.doctor.report import Finding
@@ -77,7 +79,7 @@ def _by_mask(e: Exam, masks: list[str]) -> list[Finding]:
 def _longer(e: Exam) -> list[Finding]:
     """[x] and [x, hidden, hidden] agree at x: what is hidden may not even count."""
     p = e.p
-    if p.kind == "decoder":
+    if p.kind == "decoder" or p.subject.allowed is not None:  # a table gives each place its part
         return []
     ids, src = p.draw(2), p.source(2)
     base = ids if src is None else src
@@ -97,7 +99,11 @@ def _longer(e: Exam) -> list[Finding]:
     moved = float(differ(a, b[:, : a.shape[1]]).max())
     if moved <= p.allowed:
         return []
-    return [_finding(e, f"two hidden tokens at the end moved the output by {number(moved)}", "", "")]
+    runs: list[Any] = [lambda: p(base[:, :-2]), lambda: p(base, valid=valid)]
+    if src is not None:
+        runs = [lambda: p(ids, src=base[:, :-2]), lambda: p(ids, src=base, src_valid=valid)]
+    where = e.begins(runs[0], runs[1], _moved(e), _shortened)
+    return [_finding(e, f"two hidden tokens at the end moved the output by {number(moved)}", where, "")]
 
 
 def _hides(e: Exam, name: str) -> bool:
@@ -128,7 +134,18 @@ def _by_content(e: Exam, name: str = "valid") -> list[Finding]:
         moved = moved[:, 3:] if p.kind == "decoder" else moved[:, : n - 2]
     if float(moved.max()) <= p.allowed:
         return []
-    return [_finding(e, f"what {name} hides moved the output by {number(moved.max())} when it was replaced", "", name)]
+
+    def wrong(x: Tensor, y: Tensor) -> bool:
+        if x.ndim != 3 or x.shape[1] != n:
+            return False
+        away = differ(x, y) > p.allowed
+        return bool((away[:, 3:] if p.kind == "decoder" else away[:, : n - 2]).any())
+
+    runs = [lambda x=x: _outs(e, ids if both else x, x if both else None, valid) for x in (base, junk)]
+    where = e.begins(runs[0], runs[1], wrong)
+    return [
+        _finding(e, f"what {name} hides moved the output by {number(moved.max())} when it was replaced", where, name)
+    ]
 
 
 def _named(e: Exam, masks: list[str]) -> list[Finding]:
@@ -137,11 +154,16 @@ def _named(e: Exam, masks: list[str]) -> list[Finding]:
         says, form = says_keep(name), e.p.forms[name]
         if says is not None and says != form.keeps:
             want = "1 at real tokens" if says else "True at padding"
+            e.p.forms[name] = PADDING[2] if says else PADDING[1]
+            try:
+                promised = _by_content(e, name)
+            finally:
+                e.p.forms[name] = form
             return [
                 Finding(
                     "padding",
                     "error",
-                    "",
+                    promised[0].where if promised else "",
                     f"{name} hides padding only as {form.name}",
                     f"{name} with {want}, as everywhere under that name",
                     "the polarity of the mask is flipped: real tokens are hidden and padding is seen",
@@ -169,7 +191,20 @@ def _by_id(e: Exam) -> list[Finding]:
         return []
     if float(moved.max()) <= p.allowed:
         return []
-    return [_finding(e, f"{how} {number(moved.max())}", "", "")]
+    runs = [
+        lambda x=x: _outs(e, ids if src is not None else x, None if src is None else x, None) for x in (shorter, longer)
+    ]
+    where = e.begins(runs[0], runs[1], _moved(e), _shortened)
+    return [_finding(e, f"{how} {number(moved.max())}", where, "")]
+
+
+def _moved(e: Exam) -> Where:
+    return lambda x, y: x.ndim == 3 and bool((differ(x, y) > e.p.allowed).any())
+
+
+def _shortened(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens that both runs have."""
+    return (x, y[:, : x.shape[1]]) if x.ndim == y.ndim == 3 and y.shape[1] == x.shape[1] + 2 else (x, y)
 
 
 def _finding(e: Exam, measured: str, where: str, name: str) -> Finding:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from brickformer.doctor.exam import Exam, Probe
 from brickformer.doctor.outputs import parts
+from brickformer.doctor.probes.routing import routers
 from brickformer.doctor.report import Finding
 
 
@@ -181,6 +182,12 @@ def _dead(e: Exam) -> list[Finding]:
             handle.remove()
     dead = [n for (n, _), gradient in zip(named, found, strict=True) if gradient is None]
     hidden = p.kind != "encoder" and p.features not in (p.vocab, p.target_vocab)
+    mixtures = [path for path, *_ in routers(model)]  # an expert that no token of this batch has chosen
+    dead = [
+        n
+        for n in dead
+        if n.rpartition(".")[0] in called or not any(n.startswith(f"{m}.".lstrip(".")) for m in mixtures)
+    ]
     dead = [n for n in dead if not _elsewhere(n, called, hidden or p.kind == "encoder", model)]
     if not dead:
         return []

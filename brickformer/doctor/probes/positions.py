@@ -40,11 +40,17 @@ def _batch_axis(e: Exam) -> list[Finding]:
     alone = p(_same(e)[:1], src=src)
     if alone.shape != out[:1].shape or float(differ(out[:1], alone).max()) > p.allowed:
         return []  # the other row itself is seen
+    two = None if src is None else src.expand(2, -1).contiguous()
+
+    def run() -> Tensor:
+        return p(_same(e), src=two)
+
+    where = e.begins(run, run, lambda x, y: x.ndim == 3 and len(x) == 2 and bool((x[0] - x[1]).abs().max() > p.allowed))
     return [
         Finding(
             "positions",
             "error",
-            "",
+            where,
             f"two equal rows of one batch get answers that differ by {number(moved)}",
             "equal answers",
             "positions are counted over the batch: a part that wants (T, B, D) is given (B, T, D)",
@@ -84,7 +90,7 @@ def _absent(e: Exam) -> list[Finding]:
         Finding(
             "positions",
             "error" if table else "warning",
-            table,
+            table or (trace.heads[0].place if trace.heads else ""),
             f"a sequence of one repeated token gets the same output everywhere (spread {number(spread)})",
             "outputs or scores that depend on the place",
             f"the table {table} is not added, or one row of it is added everywhere"

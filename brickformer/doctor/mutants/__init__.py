@@ -1,0 +1,36 @@
+"""Planted bugs and clean variants: what the doctor is examined on (`brick doctor --exam`), and lessons (`brick trap`)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from brickformer.doctor.mutants import (
+    attention,
+    decoding,
+    future,
+    losses,
+    masks,
+    ours,
+    positions,
+    sampling,
+    training,
+    weights,
+)
+from brickformer.doctor.mutants.bug import Planted
+from brickformer.doctor.mutants.clean import CLEAN, Clean
+
+BUGS: Final[tuple[Planted, ...]] = (
+    *future.BUGS,
+    *masks.BUGS,
+    *attention.BUGS,
+    *positions.BUGS,
+    *decoding.BUGS,
+    *losses.BUGS,
+    *weights.BUGS,
+    *training.BUGS,
+    *sampling.BUGS,
+    *ours.BUGS,
+)
+"""Every planted bug."""
+
+__all__ = ["BUGS", "CLEAN", "Clean", "Planted"]
