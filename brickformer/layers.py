@@ -186,11 +186,8 @@ class TransformerLayer(StackLayer):
     def branches(self) -> list[tuple[Residual, nn.Module]]:
         """Mixer, cross-attention, feed-forward."""
         met: list[tuple[Residual, nn.Module]] = [(self.around_mixer, self.mixer)]
-        if self.cross is not None and self.around_cross is not None:
-            met.append((self.around_cross, self.cross))
-        if self.ffn is not None and self.around_ffn is not None:
-            met.append((self.around_ffn, self.ffn))
-        return met
+        others = ((self.around_cross, self.cross), (self.around_ffn, self.ffn))
+        return met + [(around, part) for around, part in others if around is not None and part is not None]
 
     def forward(
         self, x: Float[Tensor, "B T D"], at: Span, state: LayerState | None = None, memory: Memory | None = None
@@ -230,13 +227,8 @@ class ParallelNormsLayer(StackLayer):
 
     def __init__(self, mixer: Mixer, around_mixer: Residual, ffn: FeedForward, around_ffn: Residual) -> None:
         super().__init__()
-        self.mixer, self.around_mixer, self.ffn, self.around_ffn, self.cross = (
-            mixer,
-            around_mixer,
-            ffn,
-            around_ffn,
-            None,
-        )
+        self.mixer, self.around_mixer, self.cross = mixer, around_mixer, None
+        self.ffn, self.around_ffn = ffn, around_ffn
 
     def branches(self) -> list[tuple[Residual, nn.Module]]:
         """Mixer, feed-forward."""
@@ -265,10 +257,7 @@ class Stack(nn.Module):
 
     @classmethod
     def of(cls, layers: Sequence[Layer], dim: int, *, loops: int = 1, readers: int = 0) -> Stack:
-        """Build the layers; the last norm is that of the last layer, and none where a layer ends in a norm.
-
-        readers: layers of the decoder that reads this stack.
-        """
+        """Build the layers. The last norm is the last layer's; none where it ends in one. readers: as in `Layer`."""
         if not layers:
             raise SpecError("layers: got none, expected at least one. Use pattern([Layer(...)], depth=...).")
         built = []

@@ -27,7 +27,7 @@ def exam(only: str | None, table: str | None) -> int:
         print(f"false alarm: {name}: {said}")
     if page is not None:
         path, before, after = page
-        from brickformer.train.files import write_whole
+        from brickformer.files import write_whole
 
         write_whole(path, f"{before}{BEGIN}\n{chr(10).join(lines)}\n{END}{after}".encode())
     return 0 if result.recall >= 0.95 and result.named >= 0.9 and not result.alarms else 1

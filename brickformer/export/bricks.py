@@ -111,16 +111,8 @@ class Site:
                 return x
             case nn.LayerNorm():
                 extra = [] if module.bias is None else [g.weight(f"{name}.bias", module.bias)]
-                return str(
-                    g.op(
-                        "LayerNormalization",
-                        x,
-                        g.weight(f"{name}.gain", module.weight),
-                        *extra,
-                        axis=-1,
-                        epsilon=module.eps,
-                    )
-                )
+                gain = g.weight(f"{name}.gain", module.weight)
+                return str(g.op("LayerNormalization", x, gain, *extra, axis=-1, epsilon=module.eps))
             case nn.RMSNorm():
                 gain = g.weight(f"{name}.gain", module.weight)
                 return str(g.op("SimplifiedLayerNormalization", x, gain, axis=-1, epsilon=module.eps))
