@@ -12,7 +12,7 @@ from torch import Tensor
 
 from brickformer.errors import BrickError, SpecError
 from brickformer.mask import EMPTY, Span
-from brickformer.positions import Alibi, Learned, PositionSpec, Rope, Sinusoid, T5Bias
+from brickformer.positions import Alibi, Dynamic, Learned, PositionSpec, Rope, Sinusoid, T5Bias
 from brickformer.positions.absolute import sinusoid
 from brickformer.positions.bias import T5BiasPosition, alibi_slopes
 
@@ -235,3 +235,11 @@ def test_two_kinds_are_two_types() -> None:
         from brickformer.embed import Embed
 
         Embed(position=Rope())  # type: ignore[arg-type]
+
+
+def test_dynamic_scaling_changes_nothing_and_ends_where_it_would() -> None:
+    scaled, plain = (Rope(scaling=s).build(2, 8, causal=True) for s in (Dynamic(factor=4.0, original=6), None))
+    x = torch.randn(1, 2, 6, 8)
+    assert torch.equal(scaled.rotate(x, Span(0, 6)), plain.rotate(x, Span(0, 6)))
+    with pytest.raises(BrickError, match=r"position 6; expected less than 6.*Ntk"):
+        scaled.rotate(x[:, :, :1], Span(6, 1))

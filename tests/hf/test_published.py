@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import weakref
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +19,18 @@ import brickformer
 from brickformer import hf
 from brickformer.cli import main
 from brickformer.embed import Head
-from brickformer.errors import DataError, SpecError
+from brickformer.errors import DataError, RunError, SpecError
 from brickformer.feedforward import GLU
 from brickformer.generate import Beam, Sampling, Stop, Writer, beam_search, generate
 from brickformer.layers import Layer, pattern
 from brickformer.mixers.attention import Attention
 from brickformer.mixers.lstm import LSTM
 from brickformer.models import Decoder
-from brickformer.positions import Rope
-from brickformer.presets import llama
+from brickformer.positions import Rope, Sinusoid
+from brickformer.presets import gpt2, llama
 from brickformer.recipes import FROM_DATA, Session, Trained
 from brickformer.recipes import text as text_recipe
+from brickformer.shapes import unfilled
 from brickformer.tasks import PretrainedTokenizer, Tokenizer, WordTokenizer
 
 pytestmark = pytest.mark.unchecked
@@ -209,3 +212,46 @@ def test_half_types_stay_as_they_are(tmp_path: Path) -> None:
     again = hf.load(tmp_path / "half").model
     assert {p.dtype for p in again.parameters()} == {torch.bfloat16}
     assert {p.dtype for p in hf.load(tmp_path / "half", dtype=torch.float32).model.parameters()} == {torch.float32}
+
+
+def test_one_tensor_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a tensor is read, none of those read before it is still there."""
+    hf.save(llama(vocab=9, dim=16, depth=2, heads=2, hidden=8).build(), tmp_path / "model")
+    module, alive, most = import_module("brickformer.hf.folder"), [], []
+    honest = module.SafeTensors.read
+
+    def watched(self: Any, name: str) -> torch.Tensor:
+        most.append(sum(ref() is not None for ref in alive))
+        out: torch.Tensor = honest(self, name)
+        alive.append(weakref.ref(out))
+        return out
+
+    monkeypatch.setattr(module.SafeTensors, "read", watched)
+    hf.load(tmp_path / "model")
+    assert len(most) > 10 and max(most) <= 1  # the one whose rows have just been copied
+
+
+def test_what_bricks_compute_is_there_before_the_numbers_are() -> None:
+    spec = gpt2(vocab=9, dim=16, depth=1, heads=2).but(**{"embed.position": Sinusoid(max_len=8)})
+    made, built = unfilled(spec), spec.build()
+    assert all(p.is_meta for p in made.parameters())
+    buffers = dict(built.named_buffers())
+    assert buffers and all(torch.equal(buffer, buffers[name]) for name, buffer in made.named_buffers())
+
+
+def test_a_name_on_the_hub_is_asked_for_there(stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    asked = []
+
+    def download(name: str, allow_patterns: list[str]) -> str:
+        asked.append((name, "*.safetensors" in allow_patterns))
+        if name != "somebody/stories":
+            raise OSError("no such repository\nand more")
+        return str(stories)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert brickformer.load("somebody/stories").run.model == brickformer.load(stories).run.model
+    with pytest.raises(RunError, match=r"nobody/x: no such folder, and the hub does not give it: no such repository$"):
+        brickformer.load("nobody/x")
+    assert asked == [("somebody/stories", True), ("nobody/x", True)]
