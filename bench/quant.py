@@ -4,7 +4,7 @@
 
 1. Bytes of the coded matrices of the article's encoder-decoder, in a file.
 2. Milliseconds a token at batch 1: that model (50 tokens after a source of 20) and a decoder of Llama's shape with
-   134 M parameters (64 tokens after 16). Random weights, every answer in full length; all engines take turns.
+   134 M parameters (64 tokens after 16). Random weights, full-length answers; all engines of a table take turns.
 3. Loss on real weights: a published model of 656 k parameters, on text that it wrote itself (temperature 1, so the
    difference is the divergence from it), and tinyshakespeare, on its held-out part, after `--steps` steps.
 4. Peak memory of a process that loads the 134 M decoder and quantizes it.

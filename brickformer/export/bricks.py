@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from brickformer.errors import SpecError
 from brickformer.export.graph import MICROSOFT, Blocks, Graph
+from brickformer.export.heads import narrow, repeat, widen
 from brickformer.feedforward import GLU, MLP, FeedForwardSpec
 from brickformer.layers import Layer, ParallelLayer, ParallelNormsLayer, Residual, StackLayer
 from brickformer.mixers.attention import Attention, AttentionMixer
@@ -206,7 +207,7 @@ class Site:
         q = self.place(self.head_norm(q, module.q_norm, spec.heads, f"{name}.q_norm"), spec, module, spec.heads, name)
         k = self.place(self.head_norm(k, module.k_norm, groups, f"{name}.k_norm"), spec, module, groups, name)
         wide = -(-width // HEAD) * HEAD
-        q, k, v = (self.widen(y, n, width, wide) for y, n in ((q, spec.heads), (k, groups), (v, groups)))
+        q, k, v = (widen(g, y, n, width, wide) for y, n in ((q, spec.heads), (k, groups), (v, groups)))
         scale = width**-0.5 if spec.scale is None else spec.scale
         if self.cached:
             shape: list[int | str] = [1, groups, "past", wide]
@@ -222,9 +223,9 @@ class Site:
         else:
             if spec.mask.window is not None or spec.mask.causal or spec.softcap is not None:
                 raise refused("an encoder with a window, a causal mask or a soft cap", "mask=FULL in encoders")
-            k, v = (self.repeat(y, groups, spec.heads, wide) for y in (k, v))
+            k, v = (repeat(g, y, groups, spec.heads, wide) for y in (k, v))
             y = g.op("MultiHeadAttention", q, k, v, domain=MICROSOFT, num_heads=spec.heads, scale=scale)
-        y = self.narrow(y, spec.heads, width, wide)
+        y = narrow(g, y, spec.heads, width, wide)
         if module.gate is not None:
             y = g.op("Mul", y, g.op("Sigmoid", self.linear(x, module.gate, f"{name}.gate")))
         return self.linear(y, module.out, f"{name}.out")
@@ -269,34 +270,6 @@ class Site:
         cut = g.op("Reshape", x, g.ints(0, 0, heads, -1))
         return str(g.op("Reshape", self.norm(cut, module, name), g.ints(0, 0, -1)))
 
-    def widen(self, x: str, heads: int, width: int, wide: int) -> str:
-        """Zeros after each head."""
-        if wide == width:
-            return x
-        g = self.graph
-        cut = g.op("Reshape", x, g.ints(0, 0, heads, width))
-        padded = g.op("Pad", cut, g.ints(0, 0, 0, 0, 0, 0, 0, wide - width))
-        return str(g.op("Reshape", padded, g.ints(0, 0, heads * wide)))
-
-    def narrow(self, x: str, heads: int, width: int, wide: int) -> str:
-        """Without the zeros."""
-        if wide == width:
-            return x
-        g = self.graph
-        cut = g.op("Reshape", x, g.ints(0, 0, heads, wide))
-        return str(
-            g.op("Reshape", g.op("Slice", cut, g.ints(0), g.ints(width), g.ints(3)), g.ints(0, 0, heads * width))
-        )
-
-    def repeat(self, x: str, groups: int, heads: int, wide: int) -> str:
-        """Key heads as often as query heads share them: (1, S, G·K) -> (1, S, H·K)."""
-        if groups == heads:
-            return x
-        g = self.graph
-        cut = g.op("Reshape", x, g.ints(0, 0, groups, 1, wide))
-        many = g.op("Expand", cut, g.ints(1, 1, groups, heads // groups, wide))
-        return str(g.op("Reshape", many, g.ints(0, 0, heads * wide)))
-
     def cross(self, x: str, module: CrossAttention, name: str) -> str:
         """Over keys and values of the memory, (1, H, S, K), which the encoder's graph gives."""
         g, heads = self.graph, module.q.out_features // module.width
@@ -314,7 +287,7 @@ class Site:
         k, v = g.op("Split", self.linear(memory, module.kv, f"{name}.kv"), outputs=2, axis=-1, num_outputs=2)
         k = self.head_norm(k, module.k_norm, groups, f"{name}.k_norm")
         for part, y in (("k", k), ("v", v)):
-            cut = g.op("Reshape", self.repeat(y, groups, heads, width), g.ints(0, 0, heads, width))
+            cut = g.op("Reshape", repeat(g, y, groups, heads, width), g.ints(0, 0, heads, width))
             shape: list[int | str] = [1, heads, "source", width]
             g.output(g.op("Transpose", cut, perm=[0, 2, 1, 3]), f"{name}.{part}", shape)
 

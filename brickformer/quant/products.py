@@ -74,7 +74,7 @@ _CUDA: Any = torch.ops.aten._weight_int4pack_mm
 
 
 def _int8(coded: Coded) -> Product:
-    """The kernel checks nothing: it reads whole lanes of inputs, past the end of a row, outputs some at a time, past
+    """The kernel checks nothing: it reads whole lanes of inputs, past the end of a row, some outputs at a time, past
     the last, and inputs from aligned memory only. So it is given whole lanes and rows, in memory of their own."""
     fill, outputs = -coded.inputs % LANES, len(coded.codes)
     more = -outputs % ROWS

@@ -73,10 +73,10 @@ def test_bad_requests_to_export(brick: Brick, tiny: Path, tmp_path: Path, monkey
     for option in (["--set", "width=2"], ["--stream"], ["--no-cache"], ["--cache", "int8"], ["--draft", "lookup"]):
         assert "exclude each other" in brick("generate", run, "7 1 4", "--engine", "onnx", *option).error
     before = contents(run)
-    monkeypatch.setattr("brickformer.recipes.onnx.write_json", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
-    assert "the disk is full" in brick("export", run, "--to", "onnx", "--bits", "4").error
+    with monkeypatch.context() as patch:
+        patch.setattr("brickformer.recipes.onnx.write_json", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        assert "the disk is full" in brick("export", run, "--to", "onnx", "--bits", "4").error
     assert contents(run) == before
-    monkeypatch.undo()
     file = run / "onnx" / "decoder.onnx"
     file.write_bytes(file.read_bytes()[:-100])
     assert "broken" in brick("generate", run, "7 1 4", "--engine", "onnx").error

@@ -87,7 +87,8 @@ def test_the_twin_shares_all_but_its_products() -> None:
     assert type(twin) is DecoderModel and twin is not model
     ours, theirs = dict(twin.named_parameters()), dict(model.named_parameters())
     assert ours.keys() == theirs.keys() and all(ours[name] is theirs[name] for name in ours)
-    assert len(used(twin)) == 2 * 4 + 1 and not used(model), "four linear maps a layer and the head"
+    made = 2 * (4 + 2) + 1
+    assert len(used(twin)) == made and not used(model), "four maps and two residuals a layer, and the head"
     seen: list[int] = []
     model.stack.layers[0].mixer.attend.register_forward_hook(lambda *_: seen.append(1))
     with torch.no_grad():
