@@ -125,7 +125,7 @@ def _half(e: Exam, padded: Tensor, valid: Tensor) -> list[Finding]:
                 Finding(
                     "left padding",
                     "error",
-                    e.not_finite(lambda m=model: p(padded, valid=valid, model=m), model),  # type: ignore[misc]
+                    e.not_finite(lambda m=model: p(padded, valid=valid, model=m), model),
                     f"in {str(dtype)[6:]} a prompt padded on the left gets answers that are not finite",
                     "finite numbers, as in float32",
                     "the mask's constant does not fit the type and becomes -inf: a row without keys is NaN",
