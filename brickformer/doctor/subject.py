@@ -28,8 +28,8 @@ class Subject:
     loss: ``loss(model, ids)``, or ``loss(model, src, tgt)``, -> scalar of one training step, shift included;
     ``loss(model, ids, labels)`` for a classifier (labels (B,) below the number of classes).
     decode: ``decode(model, ids, new)``, or ``decode(model, src, new)``, -> ids, greedily, prompt included or not, or
-    (ids, logits or probabilities (B, new, V) of each step); with a fourth argument `valid` it is also asked about a
-    batch that is padded on the left.
+    (ids, logits or probabilities (B, new, V) of each step); with a fourth argument `valid` also asked about a batch
+    that is padded on the left.
     beam: ``beam(model, ids, new, width)`` -> ids of the best hypothesis of each row.
     max_len: the longest sequence it reads. eos: the id that ends a sequence. bos: the id that begins a target.
     batch: ids, or (src, tgt), as training sees them: the loss on it and its gradients must be finite.
