@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, final
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from brickformer.errors import RunError, SpecError
@@ -67,31 +69,32 @@ def write_gguf(
     depth = int(fields(config, vocab)["block_count"])
     names = gguf.get_tensor_name_map(next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == known.name), depth)
     part = path.with_name(f".{path.name}.part")
+    plan = [(theirs, _there(names, theirs, known.name), tensor) for theirs, tensor in tensors]
     kept: list[str] = []
     try:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            writer = gguf.GGUFWriter(part, known.name, use_temp_file=True)
-            writer.add_name(name)
-            writer.add_file_type(_FILE_TYPE[kind])
-            writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-            for field, value in fields(config, vocab).items():
-                _add(writer, f"{known.name}.{field}", value)
-            _add_words(writer, words)
-            for theirs, tensor in [*added(config).items()]:
-                writer.add_tensor(theirs, tensor.numpy())
-            for theirs, tensor in tensors:
-                there = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
-                if there is None:
-                    raise SpecError(f"gguf: llama.cpp's {known.name} has no place for {theirs!r}. Share it as --to hf.")
-                array = stored(theirs, tensor.detach().cpu().float(), config, known).contiguous().numpy()
-                chosen = _kind_of(there, array, kind, kept)
-                raw = gguf.GGMLQuantizationType[chosen.upper()]
-                writer.add_tensor(there, gguf.quantize(array, raw), raw_dtype=raw)
-            writer.write_header_to_file()
-            writer.write_kv_data_to_file()
-            writer.write_tensors_to_file()
-            writer.close()
+            with closing(gguf.GGUFWriter(part, known.name)) as writer:
+                writer.add_name(name)
+                writer.add_file_type(_FILE_TYPE[kind])
+                writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+                for field, value in fields(config, vocab).items():
+                    _add(writer, f"{known.name}.{field}", value)
+                _add_words(writer, words)
+                plan += [(own, own, tensor) for own, tensor in added(config).items()]
+                raw = {}
+                for theirs, there, tensor in plan:
+                    shape = stored(theirs, tensor.to("meta"), config, known).shape
+                    raw[there] = gguf.GGMLQuantizationType[_kind_of(there, shape, kind, kept).upper()]
+                    block, size = gguf.GGML_QUANT_SIZES[raw[there]]
+                    nbytes = shape.numel() // block * size
+                    writer.add_tensor_info(there, shape, np.dtype(np.float32), nbytes, raw_dtype=raw[there])
+                writer.write_header_to_file()
+                writer.write_kv_data_to_file()
+                writer.write_ti_data_to_file()
+                for theirs, there, tensor in plan:  # one at a time, in that order
+                    whole = stored(theirs, tensor.detach().cpu().float(), config, known).contiguous().numpy()
+                    writer.write_tensor_data(gguf.quantize(whole, raw[there]))
             part.rename(path)
     except BaseException:
         part.unlink(missing_ok=True)
@@ -99,13 +102,21 @@ def write_gguf(
     return Written(path, kind, path.stat().st_size, tuple(kept))
 
 
-def _kind_of(name: str, array: np.ndarray[Any, Any], kind: Kind, kept: list[str]) -> Kind:
+def _there(names: Any, theirs: str, family: str) -> str:
+    """llama.cpp's name of a tensor. Errors: SpecError: it has none."""
+    there: str | None = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
+    if there is None:
+        raise SpecError(f"gguf: llama.cpp's {family} has no place for {theirs!r}. Share it as --to hf.")
+    return there
+
+
+def _kind_of(name: str, shape: torch.Size, kind: Kind, kept: list[str]) -> Kind:
     """How one tensor is stored."""
-    if array.ndim < 2 or name in _EXACT or kind == "f32":
+    if len(shape) < 2 or name in _EXACT or kind == "f32":
         return "f32"
     if kind == "f16":
         return "f16"
-    if array.shape[-1] % BLOCK:
+    if shape[-1] % BLOCK:
         kept.append(name)
         return "f16"
     return "q8_0" if name in _OUTSIDE else kind

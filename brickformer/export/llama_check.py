@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,7 @@ def installed() -> bool:
 
 def logits_there(path: Path, ids: Tensor) -> Tensor:
     """(T,) ids -> (T, V) logits, by llama.cpp with a cache in float32, on the CPU."""
-    import llama_cpp
-
+    llama_cpp: Any = importlib.import_module("llama_cpp")
     model: Any = llama_cpp.Llama(
         str(path),
         n_ctx=max(32, len(ids)),

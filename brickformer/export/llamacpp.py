@@ -59,6 +59,9 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
 }
 _WORDS = {"silu": "silu", "swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 _DEFAULT_EPS = 1e-6
+_KNOWN = ("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor")
+_YARN = {"beta_fast": 32, "beta_slow": 1, "truncate": True}
+"""What llama.cpp's yarn takes for granted."""
 
 
 def architecture(config: Fields) -> Architecture:
@@ -134,7 +137,8 @@ def _rope(config: Fields) -> dict[str, Any]:
     theta, scaling = rope_of(config)
     out: dict[str, Any] = {"rope.freq_base": theta}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    extra = set(scaling) - {"rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings"}
+    extra = {name: value for name, value in scaling.items() if value is not None and value != _YARN.get(name)}
+    extra = {name: value for name, value in extra.items() if name not in _KNOWN}
     match kind:
         case "default" | "llama3":  # llama3 is a table of factors, see `added`
             return out
@@ -154,7 +158,7 @@ def _rope(config: Fields) -> dict[str, Any]:
 
 def rope_of(config: Fields) -> tuple[float, Fields]:
     """(theta, fields of the scaling), as they are written today or were before."""
-    scaling: Fields = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    scaling: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if float(scaling.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))) != 1.0:
         raise _refused(str(config["model_type"]), "partial_rotary_factor", "a part", "whole heads")
     return float(scaling.get("rope_theta", config.get("rope_theta", 10_000.0))), scaling

@@ -1,10 +1,12 @@
 """A tokenizer.json as llama.cpp's vocabulary: which of its tokenizers says the same, and the list of tokens for it.
 
-    BPE that falls back to bytes, or characters   "llama"   joins neighbours by the score of what they make
-    BPE over bytes (GPT-2's)                      "gpt2"    merges, and a name for how text is cut before them
-    nothing                                       "none"    ids only
+    BPE that falls back to bytes      "llama"   joins neighbours by the score of what they make
+    BPE over bytes (GPT-2's)          "gpt2"    merges, and a name for how text is cut before them
+    characters                        "gpt2"    merges that join the bytes of one character, and no more
+    nothing                           "none"    ids only
 
-In "llama" the score of a token is minus the rank of the merge that makes it; single characters are never made.
+In "llama" the score of a token is minus the rank of the merge that makes it; single characters are never made. In
+"gpt2" every byte is written as a visible character.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from typing import Any, Final, final
 
 from brickformer.errors import DataError
 
-SPACE: Final = "▁"
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """llama.cpp's kinds of tokens."""
 _BYTES = {f"<0x{i:02X}>" for i in range(256)}
@@ -32,7 +33,10 @@ _CUTS: Final = {
 @final
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """model: llama.cpp's tokenizer. tokens, scores, types: one a token. fields: more of llama.cpp's, by their name."""
+    """model: llama.cpp's tokenizer. tokens, scores, types: one a token. fields: more of llama.cpp's, by their name.
+
+    note: what a user should know of it.
+    """
 
     model: str
     tokens: list[str] = field(default_factory=list)
@@ -40,6 +44,7 @@ class Vocabulary:
     types: list[int] = field(default_factory=list)
     merges: list[str] = field(default_factory=list)
     fields: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
 
 
 def vocabulary(text: str | None, count: int, *, bos: int | None, eos: int | None) -> Vocabulary:
@@ -72,13 +77,33 @@ def vocabulary(text: str | None, count: int, *, bos: int | None, eos: int | None
         scores = [-float(made.get(token, 0)) for token in tokens]
         unknown = [i for i, kind in enumerate(kinds) if kind == UNKNOWN]
         fields |= {"unknown_token_id": unknown[0]} if unknown else {}
-        return Vocabulary("llama", tokens, scores, kinds, [], fields | {"add_space_prefix": _prepends(data)})
+        note = "" if BYTE in kinds else "no tokens of bytes: at a character that it does not know llama.cpp breaks off"
+        return Vocabulary("llama", tokens, scores, kinds, [], fields | {"add_space_prefix": _prepends(data)}, note)
     if model["type"] == "WordLevel" and all(len(ids[i]) == 1 for i in ids if i not in added):
-        if SPACE in tokens and " " in tokens:
-            raise _unknown(f"{SPACE!r}, which stands for a space there, beside a space")
-        tokens = [SPACE if token == " " else token for token in tokens]
-        return Vocabulary("llama", tokens, [0.0] * count, kinds, [], fields | {"add_space_prefix": False})
+        note = "a character that it does not know is left out by llama.cpp, without a word"
+        tokens = [token if i in added else _bytes(token) for i, token in enumerate(tokens)]
+        merges = list(dict.fromkeys(merge for i, t in enumerate(tokens) if i not in added for merge in _joining(t)))
+        return Vocabulary("gpt2", tokens, [], kinds, merges, fields | {"pre": "gpt-2"}, note)
     raise _unknown("whole words" if model["type"] == "WordLevel" else f"a {model['type']} without bytes")
+
+
+def _bytes(text: str) -> str:
+    """The bytes of a text as GPT-2 writes them: printable ones of Latin-1 as they are, others from U+0100 on."""
+    return "".join(_VISIBLE[b] for b in text.encode())
+
+
+def _visible() -> dict[int, str]:
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [b for b in range(256) if b not in plain]
+    return {b: chr(b) for b in plain} | {b: chr(0x100 + i) for i, b in enumerate(rest)}
+
+
+_VISIBLE: Final = _visible()
+
+
+def _joining(token: str) -> list[str]:
+    """The merges that make one character of its bytes, first to last."""
+    return [f"{token[:i]} {token[i]}" for i in range(1, len(token))]
 
 
 def _has_ids(model: Mapping[str, Any]) -> bool:

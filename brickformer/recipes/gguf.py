@@ -33,12 +33,14 @@ class Exported:
 
     written: Written
     off: float | None
+    note: str = ""
 
     def __str__(self) -> str:
         size = f"{self.written.nbytes / 2**20:.1f} MiB of {self.written.kind}"
         kept = f", {len(self.written.kept)} matrices in f16 (rows no multiple of 32)" if self.written.kept else ""
         there = "llama-cpp-python is not installed, so not asked" if self.off is None else f"{self.off:.2g}"
-        return f"{size}{kept}; largest difference of logits by llama.cpp: {there}"
+        note = f"\nvocabulary: {self.note}" if self.note else ""
+        return f"{size}{kept}; largest difference of logits by llama.cpp: {there}{note}"
 
 
 def export_gguf(trained: Trained, path: Path, kind: Kind = "f16", *, tokenizer: bool = True) -> Exported:
@@ -59,7 +61,7 @@ def export_gguf(trained: Trained, path: Path, kind: Kind = "f16", *, tokenizer: 
     eos = files.ends[0] if files.ends else None
     words = vocabulary(texts.get("tokenizer.json") if tokenizer else None, vocab, bos=files.bos, eos=eos)
     written = write_gguf(path, config, theirs(model, family), words, vocab=vocab, kind=kind, name=trained.run.name)
-    return Exported(written, _asked(model, path, kind) if installed() else None)
+    return Exported(written, _asked(model, path, kind) if installed() else None, words.note)
 
 
 @torch.no_grad()

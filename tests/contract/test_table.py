@@ -11,7 +11,7 @@ import pytest
 from contract.bricks import pairs, stars
 
 import brickformer
-from brickformer.feedforward import FeedForwardSpec
+from brickformer.feedforward import Activation, FeedForwardSpec
 from brickformer.mixers.base import MixerSpec
 from brickformer.models import ModelSpec
 from brickformer.norms import NormSpec
@@ -27,6 +27,8 @@ ELSEWHERE: dict[tuple[str, str], str] = {
     (f"{kind}.backend", "matmul"): "what training of short sequences takes by itself; compared in test_attend"
     for kind in ("attention", "cross", "latent", "differential")
 }
+for name in get_args(Activation):
+    ELSEWHERE["transform.activation", name] = "the functions of the feed-forwards, which try them all"
 ELSEWHERE["encoder.pooler", True] = "no part of forward; compared with transformers in tests/hf"
 
 
