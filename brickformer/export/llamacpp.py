@@ -159,9 +159,10 @@ def _rope(config: Fields) -> dict[str, Any]:
 def rope_of(config: Fields) -> tuple[float, Fields]:
     """(theta, fields of the scaling), as they are written today or were before."""
     scaling: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if float(scaling.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))) != 1.0:
+    said = {**config, **scaling}
+    if float(said.get("partial_rotary_factor", 1.0)) != 1.0:
         raise _refused(str(config["model_type"]), "partial_rotary_factor", "a part", "whole heads")
-    return float(scaling.get("rope_theta", config.get("rope_theta", 10_000.0))), scaling
+    return float(said.get("rope_theta", 10_000.0)), scaling
 
 
 def added(config: Fields) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Final, final
 
 import torch
 from jaxtyping import Float
@@ -28,12 +28,14 @@ from brickformer.generate.choose import Constraints, widen
 from brickformer.generate.compile import CompileError
 from brickformer.generate.feed import Feed, Rows
 from brickformer.generate.result import Finish, Generation, Result, Stats
-from brickformer.generate.rows import Plan, Row, check_prompts, not_finite, nothing_allowed, open_rows
+from brickformer.generate.rows import Plan, Row, check_count, check_prompts, not_finite, nothing_allowed, open_rows
 from brickformer.generate.sampling import Uniform
 from brickformer.generate.settings import GREEDY, UNTIL, Sampling, Stop
 from brickformer.generate.writer import Prompt, Writer, evaluating
 from brickformer.models import AnyModel
 from brickformer.spec import Spec, spec
+
+_STEEPEST: Final = 16  # of α: |y|^α stays a number up to a length of 10^19
 
 
 @spec("beam")
@@ -55,6 +57,8 @@ class Beam(Spec):
             raise self.refuse("width", "at least 1")
         if not 1 <= self.best <= self.width:
             raise self.refuse("best", f"from 1 to width ({self.width})")
+        if abs(self.length_penalty) > _STEEPEST:
+            raise self.refuse("length_penalty", f"from -{_STEEPEST} to {_STEEPEST}; 0 to 2 is usual")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +153,7 @@ def beam_search(
         raise BrickError("beam_search: answers end with stop.ids; stop.texts are for generate(). Leave them out.")
     plan, stats = Plan.of(writer, constraints, stop), Stats()
     check_prompts(prompts)
+    check_count("beam_search", "batch", batch)
     rows = [open_rows(writer, plan, i, prompt, [Uniform(0)])[0] for i, prompt in enumerate(prompts)]
     searches = [_Search(row, beam, plan.room(len(row.given))) for row in rows]
     ready = [search for search in searches if not search.row.done]

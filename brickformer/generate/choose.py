@@ -108,8 +108,13 @@ class Constraints:
 
 
 def shape(logits: Float[Tensor, "B V"], sampling: Sampling) -> Float[Tensor, "B V"]:
-    """Temperature and the filters that follow it; for a temperature above 0."""
-    logits = logits / sampling.temperature
+    """Temperature and the filters that follow it; for a temperature above 0.
+
+    The largest logit is taken off first: divided by a tiny temperature it would overflow, and all would be NaN.
+    """
+    top = logits.amax(-1, keepdim=True)
+    below = logits - top.masked_fill(top == -torch.inf, 0.0)
+    logits = below / max(sampling.temperature, torch.finfo(logits.dtype).tiny)
     if sampling.top_k is not None:
         logits = f.top_k(logits, sampling.top_k)
     if sampling.top_p is not None:
@@ -172,7 +177,7 @@ class Choice:
             return best if p[0, best] > -torch.inf or self.constraints.idle else -1
         if not self.constraints.idle and not (p > -torch.inf).any():
             return -1
-        return int(f.draw(p, torch.tensor([self.uniform.next()], device=p.device)))
+        return int(f.draw(p, torch.tensor([self.uniform.next()], dtype=torch.float64).to(p.device)))
 
     def accepts(self, p: Float[Tensor, "1 V"], q: Float[Tensor, "1 V"] | None, token: int) -> bool:
         """Whether a guess drawn from q (None: it was certain) stands."""

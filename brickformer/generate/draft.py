@@ -99,6 +99,14 @@ class Draft(ABC):
 
 
 @final
+class NoDraft(Draft):
+    """Guesses nothing: the draft cannot read this row."""
+
+    def guess(self, ahead: int) -> tuple[list[int], Tensor | None]:
+        return [], None
+
+
+@final
 class LookupDraft(Draft):
     """Looks the guesses up in the row itself."""
 

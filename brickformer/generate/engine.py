@@ -24,7 +24,7 @@ from brickformer.generate.compile import CompileError
 from brickformer.generate.feed import Feed, Feeding, Rows
 from brickformer.generate.prefix import Prefix
 from brickformer.generate.result import Generation, Stats
-from brickformer.generate.rows import Plan, Row, check_prompts, open_rows
+from brickformer.generate.rows import Plan, Row, check_count, check_prompts, open_rows
 from brickformer.generate.sampling import Uniform
 from brickformer.generate.settings import GREEDY, UNTIL, Sampling, Stop
 from brickformer.generate.writer import Prompt, Writer, evaluating
@@ -55,8 +55,8 @@ def generate(
     writer = Writer.of(model)
     plan, stats = Plan.of(writer, sampling, stop), Stats()
     check_prompts(prompts, seeds)
-    if samples < 1 or batch < 1:
-        raise BrickError(f"generate: got samples={samples}, batch={batch}, expected at least 1 of each.")
+    check_count("generate", "samples", samples)
+    check_count("generate", "batch", batch)
     if prefix is not None:
         prefix.check(writer)
     rows: list[list[Row]] = []

@@ -60,7 +60,7 @@ class Prefix:
         tensors: dict[str, Tensor] = {"logits": self.logits.contiguous()}
         numbers: dict[str, Any] = {}
         for name, part in _parts(self.state):
-            _put_state(name, part, self.state.length, tensors, numbers.setdefault(name, {}))
+            _put_state(name, part, tensors, numbers.setdefault(name, {}))
         header = {
             "format": FORMAT,
             "digest": self.digest,
@@ -149,21 +149,21 @@ def _parts(state: StackState) -> Iterator[tuple[str, State]]:
             yield f"{i}.cross", layer.cross
 
 
-def _trimmed(part: State, value: Any, length: int) -> Any:
-    """Of a plain cache, only the slots that were written."""
-    if type(part) is KV and isinstance(value, Tensor):
-        return value[:, :, :length] if value.ndim == 4 else value[:, :length]
+def _trimmed(part: State, value: Any) -> Any:
+    """Of a cache, only the slots that were written."""
+    if isinstance(part, KV) and isinstance(value, Tensor):
+        return value[:, :, : part.written] if value.ndim == 4 else value[:, : part.written]
     return value
 
 
-def _put_state(key: str, part: State, length: int, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+def _put_state(key: str, part: State, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
     """Write down every field of a state, and of the states inside it."""
     numbers[""] = type(part).__name__
     for field, value in vars(part).items():
         if isinstance(value, State):
-            _put_state(f"{key}.{field}", value, length, tensors, numbers.setdefault(field, {}))
+            _put_state(f"{key}.{field}", value, tensors, numbers.setdefault(field, {}))
         else:
-            _put(f"{key}.{field}", _trimmed(part, value, length), tensors, numbers, field)
+            _put(f"{key}.{field}", _trimmed(part, value), tensors, numbers, field)
 
 
 def _put(key: str, value: Any, tensors: dict[str, Tensor], numbers: dict[str, Any], field: str) -> None:

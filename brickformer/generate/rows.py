@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -119,8 +119,18 @@ def check_prompts(prompts: Sequence[Prompt], seeds: Sequence[int] | None = None)
     """Errors: BrickError for one text in place of a list of prompts, and for seeds that are not one each."""
     if isinstance(prompts, str):
         raise BrickError("generate: got one text, expected a list of prompts. Write [prompt].")
+    if not isinstance(prompts, Iterable):
+        raise BrickError(f"generate: got {prompts!r:.50}, expected a list of prompts, each a text or ids.")
+    if isinstance(prompts, Sequence) and any(isinstance(prompt, int) for prompt in prompts):
+        raise BrickError("generate: got ids, expected a list of prompts. Write [ids].")
     if seeds is not None and len(seeds) != len(prompts):
         raise BrickError(f"generate: got {len(seeds)} seeds for {len(prompts)} prompts, expected one each.")
+
+
+def check_count(where: str, name: str, value: int) -> None:
+    """Errors: BrickError for what is no count of at least 1."""
+    if type(value) is not int or value < 1:
+        raise BrickError(f"{where}: got {name}={value!r}, expected a whole number, at least 1.")
 
 
 def not_finite(result: Result) -> RunError:

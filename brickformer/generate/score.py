@@ -16,7 +16,7 @@ import torch
 
 from brickformer.errors import BrickError, DataError, RunError
 from brickformer.generate.choose import widen
-from brickformer.generate.rows import check_prompts
+from brickformer.generate.rows import check_count, check_prompts
 from brickformer.generate.writer import Prompt, Writer, evaluating
 from brickformer.models import AnyModel
 
@@ -54,6 +54,7 @@ def score(
     """
     writer = Writer.of(model)
     check_prompts(prompts)
+    check_count("score", "batch", batch)
     if answers is None and writer.encoder is not None:
         raise BrickError("score: an encoder-decoder needs answers to score: score(writer, sources, answers).")
     if answers is not None and len(answers) != len(prompts):

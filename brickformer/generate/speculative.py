@@ -22,9 +22,9 @@ from torch import Tensor
 from brickformer.errors import BrickError
 from brickformer.generate import sampling as f
 from brickformer.generate.choose import Choice, Constraints, widen
-from brickformer.generate.draft import Draft, LookupDraft, ModelDraft, PromptLookup, Reader
+from brickformer.generate.draft import Draft, LookupDraft, ModelDraft, NoDraft, PromptLookup, Reader
 from brickformer.generate.result import Generation, Stats
-from brickformer.generate.rows import Plan, Row, check_prompts, open_rows
+from brickformer.generate.rows import Plan, Row, check_count, check_prompts, open_rows
 from brickformer.generate.settings import GREEDY, UNTIL, Sampling, Stop
 from brickformer.generate.writer import Prompt, Writer, evaluating
 from brickformer.models import AnyModel
@@ -48,8 +48,7 @@ def speculate(
     writer = Writer.of(model)
     plan, stats = Plan.of(writer, sampling, stop), Stats()
     check_prompts(prompts, seeds)
-    if ahead < 1:
-        raise BrickError(f"speculate: got ahead={ahead}, expected at least 1.")
+    check_count("speculate", "ahead", ahead)
     helper = None if isinstance(draft, PromptLookup) else _same_kind(writer, draft)
     results = []
     with evaluating(writer.model), evaluating(writer.model if helper is None else helper.model):
@@ -57,11 +56,12 @@ def speculate(
             uniform = f.Uniform(sampling.seed if seeds is None else seeds[i])
             row = open_rows(writer, plan, i, prompt, [uniform])[0]
             if not row.done:
-                guess = (
-                    LookupDraft(draft, row)
-                    if isinstance(draft, PromptLookup)
-                    else ModelDraft(_same_kind(writer, draft), row)
-                )
+                guess: Draft
+                if isinstance(draft, PromptLookup):
+                    guess = LookupDraft(draft, row)
+                else:
+                    drafting = _same_kind(writer, draft)
+                    guess = ModelDraft(drafting, row) if drafting.reads(row.source) else NoDraft()
                 try:
                     _decode(writer, row, guess, ahead, stats)
                 except BrickError as e:
@@ -76,6 +76,10 @@ def _same_kind(writer: Writer, draft: AnyModel) -> Writer:
     made = Writer(draft, start=writer.start)
     if made.vocab != writer.vocab:
         raise BrickError(f"speculate: the draft knows {made.vocab} tokens, the model {writer.vocab}; expected as many.")
+    if made.encoder is not None and writer.encoder is not None:
+        known, needed = made.encoder.spec.vocab, writer.encoder.spec.vocab
+        if known != needed:
+            raise BrickError(f"speculate: the draft's encoder knows {known} tokens, the model's {needed}; not as many.")
     return made
 
 

@@ -64,8 +64,8 @@ class Writer:
                 self.model, self.decoder, self.encoder = model, model.decoder, model.encoder
             case EncoderModel():
                 raise BrickError("generate: got an encoder, which writes nothing. Use a Decoder or an EncoderDecoder.")
-        if max_len is not None and max_len < 1:
-            raise BrickError(f"generate: got max_len={max_len}, expected at least 1.")
+        if max_len is not None and (type(max_len) is not int or max_len < 1):
+            raise BrickError(f"generate: got max_len={max_len!r}, expected a whole number, at least 1.")
         check_cache(cache)
         if packed and compiled:
             raise BrickError(
@@ -77,7 +77,7 @@ class Writer:
         self.start, self.cache = list(start), cache
         self.compiled = CompiledStep(self.decoder, "inductor" if compiled is True else compiled) if compiled else None
         self.packed = Packed(self.decoder) if packed else None
-        self._single = self.decoder  # what reads one row
+        self._single: DecoderModel | None = None  # the packed twin, once one row has been written
         self._check_start()
 
     @classmethod
@@ -100,6 +100,11 @@ class Writer:
         self._check("source", ids, spec.vocab, positions(spec.embed), 0)
         return list(self.start), ids
 
+    def reads(self, source: Sequence[int] | None) -> bool:
+        """Whether the encoder has a place for every token of a source (None: there is no source to read)."""
+        limit = None if self.encoder is None else positions(self.encoder.spec.embed)
+        return source is None or limit is None or len(source) <= limit
+
     def more_ids(self, text: Prompt, written: int, *, last_is_fed: bool = True) -> list[int]:
         """Ids that go on after `written` tokens of the decoder; none is fine. Errors: DataError: no token, too many."""
         ids = self._ids(text, self.tokenizer)
@@ -110,7 +115,10 @@ class Writer:
     @staticmethod
     def _ids(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
         if not isinstance(prompt, str):
-            return [index(i) for i in prompt]
+            try:
+                return [index(i) for i in prompt]
+            except TypeError:
+                raise DataError(f"prompt: got {prompt!r:.50}, expected a text or a list of ids (integers).") from None
         if tokenizer is None:
             raise DataError("prompt: got text without a tokenizer. Give Writer(model, tokenizer), or ids.")
         return tokenizer.encode(prompt)
@@ -144,14 +152,16 @@ class Writer:
 
     def repack(self) -> None:
         """A batch of answers begins: weights may have changed since the last one."""
-        if self.packed is not None:
-            self._single = self.packed.fresh()
+        self._single = None
 
     def step(self, ids: Int[Tensor, "B 1"], state: StackState) -> Float[Tensor, "B V"]:
         """Logits after one more token a row."""
         if self.compiled is not None:
             return self.compiled(ids, state)
-        decoder = self._single if len(ids) == 1 else self.decoder
+        decoder = self.decoder
+        if self.packed is not None and len(ids) == 1:  # packed when first needed: a batch of rows never is
+            self._single = self._single or self.packed.fresh()
+            decoder = self._single
         return decoder.logits(decoder.hidden(ids, None, state))[:, -1]
 
     def read(self, sources: Sequence[Sequence[int]]) -> Memory:

@@ -65,6 +65,7 @@ class LSTMState(RecurrentState):
     brick = "lstm"
 
     def __init__(self, h: Float[Tensor, "B H"], c: Float[Tensor, "B H"]) -> None:
+        super().__init__()
         self.h, self.c = h, c
 
 

@@ -38,7 +38,9 @@ class RecurrentState(State):
     """
 
     brick: ClassVar[str]
-    length: int = 0
+
+    def __init__(self) -> None:
+        self.length = 0  # written down with the rest when a prompt is saved
 
     @final
     def admit(self, batch: int, at: Span, **sizes: tuple[int, ...]) -> None:
@@ -91,6 +93,7 @@ class LinearState(RecurrentState):
 
     @final
     def __init__(self, tail: Float[Tensor, "B W C"], h: Float[Tensor, "B *h"]) -> None:
+        super().__init__()
         self.tail, self.h = tail, h
 
 

@@ -140,8 +140,12 @@ class RopePosition(Position):
         """cos and sin, (N, W/2) or (B or 1, 1, N, W/2)."""
         angle_type = x.dtype if x.dtype is torch.float64 else torch.float32
         rates = self.rates[angle_type]
-        if at.place is not None:  # places may lie anywhere: no table
-            angle = at.place.to(x.device)[:, None, :, None] * torch.tensor(rates, device=x.device, dtype=angle_type)
+        places = at.place  # may lie anywhere: no table
+        if places is None and torch.compiler.is_compiling():  # a graph cannot look a table up, it would make it anew
+            slots = at.positions(x.device)
+            places = slots.masked_fill(slots == EMPTY, 0)
+        if places is not None:
+            angle = places.to(x.device)[:, None, :, None] * torch.tensor(rates, device=x.device, dtype=angle_type)
             return (angle.cos() * self.sharpen).to(x.dtype), (angle.sin() * self.sharpen).to(x.dtype)
         limit = 1 << max(at.end - 1, 255).bit_length()  # whole powers of two: few tables, shared by all layers
         cos, sin = _rope_table(rates, self.sharpen, limit, x.device, angle_type, x.dtype)

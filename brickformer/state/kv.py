@@ -29,7 +29,8 @@ class KV(State):
     """Keys and values of every token, preallocated for `max_len` tokens.
 
     k, v: (B, G, S, K), or packed int8. pos: (B, S) absolute positions; not written while `exact`, that is while slot i
-    holds position i in every row. width, v_width: of a key, and of a value where that is another.
+    holds position i in every row. width, v_width: of a key, and of a value where that is another. written: slots of
+    the buffers that hold a token; what is after them is never read, copied or saved.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class KV(State):
         self.v = torch.zeros(batch, heads, max_len, v_kept, device=device, dtype=dtype)
         self.pos = torch.full((batch, max_len), EMPTY, device=device)
         self.exact = True
+        self.written = 0
 
     def append(
         self, k: Float[Tensor, "B G T K"], v: Float[Tensor, "B G T V"], at: Span
@@ -65,6 +67,7 @@ class KV(State):
         self.k[:, :, at.start : at.end] = self._pack(k)
         self.v[:, :, at.start : at.end] = self._pack(v)
         self._note(at, first=0)
+        self.written = at.end
         return *self._unpack(self.k[:, :, : at.end], self.v[:, :, : at.end], k.dtype), self._span(0, at.end)
 
     def rewind(self, to: int) -> None:
@@ -72,7 +75,8 @@ class KV(State):
 
     def select(self, rows: Int[Tensor, " R"]) -> None:
         """Keep these rows."""
-        self.k, self.v, self.pos = self.k[rows], self.v[rows], self.pos[rows]
+        self.k, self.v = _rows(self.k, rows, self.written), _rows(self.v, rows, self.written)
+        self.pos = self.pos[rows]
 
     def clone(self) -> Self:
         """An independent copy."""
@@ -166,6 +170,7 @@ class RingKV(KV):
         if end <= self.max_len:
             self.k[:, :, begin:end], self.v[:, :, begin:end] = kept_k, kept_v
             self._note(at, self.first)
+            self.written = end
             all_k, all_v, where = self.k[:, :, :end], self.v[:, :, :end], self._span(self.first, at.end)
         else:
             all_k, all_v, where = self._append_long(kept_k, kept_v, at, begin)
@@ -184,6 +189,7 @@ class RingKV(KV):
         self.v[:, :, : self.window] = all_v[:, :, -self.window :]
         where = Span(self.first, at.end - self.first, pos)
         self.first = at.end - self.window
+        self.written = self.window
         return all_k, all_v, where
 
     def in_int8(self) -> RingKV:
@@ -213,6 +219,15 @@ class RingKV(KV):
                 f"RingKV cannot rewind to slot {to}: it needs slots from {to - self.window + 1} on and keeps those "
                 f"from {self.first} on. Clone the state before going that far ahead."
             )
+
+
+def _rows(x: Tensor, rows: Tensor, written: int) -> Tensor:
+    """Rows of a buffer, of which only the written slots are copied."""
+    if x.requires_grad:
+        return x[rows]
+    out = x.new_empty(len(rows), *x.shape[1:])
+    out[:, :, :written] = x[:, :, :written].index_select(0, rows)
+    return out
 
 
 def _padding_first(k: Tensor, v: Tensor, pos: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,6 +11,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from brickformer.errors import StateError
 from brickformer.mask import EMPTY, Mask, Span
@@ -117,6 +118,28 @@ def test_select_and_clone(make: object) -> None:
     assert seen(Mask(window=2), 2, 0, k, v, at) == [1002, 3] and seen(Mask(window=2), 3, 2, k, v, at) == [2, 2003]
     k, v, at = store.append(*named(3, 1), Span(3, 1, torch.tensor([[3], [2]])))
     assert seen(Mask(window=2), 3, 0, k, v, at) == [2, 3] and seen(Mask(window=2), 2, 1, k, v, at) == [1002, 1003]
+
+
+@pytest.mark.parametrize("make", [lambda: kv(900), lambda: ring(450)], ids=["KV", "RingKV"])
+def test_only_slots_that_hold_a_token_follow_their_rows(make: object) -> None:
+    """Beams move at every step: the room that is still free must not be copied each time."""
+
+    class Moved(TorchDispatchMode):
+        most = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor) and "empty" not in str(func) and out.ndim == 4:
+                self.most = max(self.most, out.shape[2])
+            return out
+
+    store: KV = make()  # type: ignore[operator]
+    store.append(*named(0, 3), Span(0, 3))
+    with Moved() as moved:
+        store.select(torch.tensor([1, 0, 1]))
+    assert moved.most == 3
+    k, _, _ = store.append(*named(3, 1, rows=3), Span(3, 1))
+    assert k[:, 0, :, 0].tolist() == [[1000, 1001, 1002, 3], [0, 1, 2, 1003], [1000, 1001, 1002, 2003]]
 
 
 def test_a_ring_that_cannot_rewind_says_so_and_stays_as_it_was() -> None:

@@ -13,6 +13,20 @@ from generate.worlds import DECODERS, WRITERS, Letters, decoder, encoder_decoder
 
 from brickformer.errors import BrickError, DataError, RunError, StateError
 from brickformer.generate import GREEDY, Prefix, Sampling, Stop, Writer, generate, read_prompt, stream
+from brickformer.layers import Layer
+from brickformer.mask import Mask
+from brickformer.mixers.attention import Attention
+from brickformer.mixers.base import MixerSpec
+from brickformer.mixers.delta import GatedDelta
+from brickformer.mixers.differential import DifferentialAttention
+from brickformer.mixers.latent import LatentAttention
+from brickformer.mixers.lstm import LSTM
+from brickformer.mixers.mamba import Mamba
+from brickformer.mixers.mamba2 import Mamba2
+from brickformer.mixers.shortconv import ShortConv
+from brickformer.models import Decoder
+from brickformer.positions import Rope
+from brickformer.state import CacheType
 
 HEAD = [3, 4, 5, 6, 7]
 RESTS = [[], [1], [8, 9, 2]]
@@ -174,3 +188,28 @@ def test_a_prompt_that_cannot_be_read_is_an_error() -> None:
             read_prompt(decoder(), prompt)
     with pytest.raises(BrickError, match="start"):
         read_prompt(encoder_decoder(), [1])
+
+
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        LSTM(),
+        Mamba(state=3),
+        Mamba2(head_dim=8, state=4),
+        GatedDelta(heads=2),
+        ShortConv(LSTM(), kernel=3),
+        LatentAttention(2, rank=6, rope_dim=2),
+        DifferentialAttention(2),
+        Attention(2, mask=Mask(window=2)),
+    ],
+    ids=lambda mixer: mixer.kind,
+)
+@pytest.mark.parametrize("cache", ["float", "int8"])
+def test_a_file_keeps_the_state_of_every_mixer(mixer: MixerSpec, cache: CacheType, tmp_path: Path) -> None:
+    spec = Decoder(vocab=11, dim=16, layers=(Layer(mixer), Layer(Attention(2, position=Rope()))))
+    writer = Writer(spec.build().double().eval(), cache=cache)
+    read_prompt(writer, HEAD, room=9).save(tmp_path / "a")
+    kept = Prefix.load(tmp_path / "a", writer)
+    made = generate(writer, RESTS, stop=Stop(max_tokens=6), prefix=kept).results
+    again = generate(writer, [[*HEAD, *rest] for rest in RESTS], stop=Stop(max_tokens=6)).results
+    assert [r.tokens for r in made] == [r.tokens for r in again] and not any(r.error for r in made)

@@ -57,6 +57,7 @@ class Average(RecurrentState):
     brick = "faulty"
 
     def __init__(self, h: Tensor) -> None:
+        super().__init__()
         self.h = h
 
 
