@@ -17,6 +17,8 @@ EXAMPLES = """examples:
   brick export runs/text-001 --to onnx --bits 4
   brick generate runs/text-001 "Once upon" --engine onnx"""
 
+FORMATS = ("hf", "gguf", "onnx")
+
 
 def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser) -> None:
     """Say what the verb takes."""
@@ -29,12 +31,13 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("run", metavar="RUN", help="a folder that `brick train`, `import` or `quantize` made")
-    p.add_argument("--to", choices=("hf", "gguf", "onnx"), required=True, help="for which library or engine")
     p.add_argument(
-        "target",
-        metavar="TARGET",
-        nargs="?",
-        help="what to write; it must not be there yet. onnx: default RUN/onnx, where `brick generate` looks for it",
+        "--to",
+        nargs="+",
+        required=True,
+        metavar=("FORMAT", "TARGET"),
+        help="hf, gguf or onnx, and what to write, which must not be there yet; onnx writes RUN/onnx by default, "
+        "where `brick generate` looks for it",
     )
     p.add_argument("--family", metavar="NAME", help="hf: this one of `brick list --families`, or none")
     p.add_argument("--dtype", choices=("f32", "f16", "q8_0", "q4_0"), help="gguf: of matrices (default: f16)")
@@ -45,57 +48,58 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
 
 def export(args: argparse.Namespace) -> int:
     """Write, compare, say how far off it is. Errors: RunError: an option of another format, no target."""
-    from brickformer.errors import RunError
+    from brickformer.errors import RunError, nearest
 
+    form, target = args.to[0], args.to[1] if len(args.to) > 1 else None
+    if form not in FORMATS:
+        raise RunError(f"--to {form}: no such format; {nearest(form, FORMATS)}")
+    if len(args.to) > 2:
+        raise RunError(f"--to {' '.join(args.to)}: got {len(args.to)} words, expected a format and one target.")
     for option, given, only in (
         ("--family", args.family is not None, "hf"),
         ("--dtype", args.dtype is not None, "gguf"),
         ("--no-tokenizer", args.no_tokenizer, "gguf"),
         ("--bits", args.bits is not None, "onnx"),
     ):
-        if given and args.to != only:
-            raise RunError(f"{option}: goes with --to {only}, got --to {args.to}. Leave it out.")
-    match args.to:
-        case "onnx":
-            return _to_onnx(args)
-        case _ if args.target is None:
-            raise RunError(f"--to {args.to}: got no TARGET. Say what to write: brick export RUN --to {args.to} TARGET.")
-        case "hf":
-            return _to_hf(args)
-        case _:
-            return _to_gguf(args)
+        if given and form != only:
+            raise RunError(f"{option}: goes with --to {only}, got --to {form}. Leave it out.")
+    if form == "onnx":
+        return _to_onnx(args, target)
+    if target is None:
+        raise RunError(f"--to {form}: got no target. Say what to write: brick export RUN --to {form} TARGET.")
+    return _to_hf(args, target) if form == "hf" else _to_gguf(args, target)
 
 
-def _to_hf(args: argparse.Namespace) -> int:
+def _to_hf(args: argparse.Namespace, target: str) -> int:
     import torch
 
     from brickformer.recipes import Trained
     from brickformer.recipes.published import save
 
-    saved = save(Trained.open(args.run, device=torch.device("cpu")), args.target, family=args.family)
+    saved = save(Trained.open(args.run, device=torch.device("cpu")), target, family=args.family)
     print(f"{saved.path}: {saved.family.model_type}; {saved.check}")
     return 0
 
 
-def _to_gguf(args: argparse.Namespace) -> int:
+def _to_gguf(args: argparse.Namespace, target: str) -> int:
     import torch
 
     from brickformer.recipes import Trained
     from brickformer.recipes.gguf import export_gguf
 
     trained = Trained.open(args.run, device=torch.device("cpu"))
-    target = Path(args.target).expanduser()
-    made = export_gguf(trained, target, args.dtype or "f16", tokenizer=not args.no_tokenizer)
-    print(f"{target}: {made}")
+    path = Path(target).expanduser()
+    made = export_gguf(trained, path, args.dtype or "f16", tokenizer=not args.no_tokenizer)
+    print(f"{path}: {made}")
     return 0
 
 
-def _to_onnx(args: argparse.Namespace) -> int:
+def _to_onnx(args: argparse.Namespace, target: str | None) -> int:
     from brickformer.quant import Int4, Int8
     from brickformer.recipes.onnx import described, export_run
 
     scheme = {None: None, 8: Int8(), 4: Int4()}[args.bits]
-    out = None if args.target is None else Path(args.target).expanduser()
+    out = None if target is None else Path(target).expanduser()
     folder, gap, _ = export_run(Path(args.run).expanduser(), scheme, out)
     print(f"{folder}: {described(folder)}")
     print(f"checked in ONNX Runtime: {gap}")

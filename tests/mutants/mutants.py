@@ -223,8 +223,8 @@ MUTANTS = [
     ),
     Mutant(
         "values do not follow their rows",
-        "self.k, self.v, self.pos = self.k[rows], self.v[rows], self.pos[rows]",
-        "self.k, self.v, self.pos = self.k[rows], self.v[torch.arange(len(rows)) % len(self.v)], self.pos[rows]",
+        "_rows(self.v, rows, self.written)",
+        "_rows(self.v, torch.arange(len(rows)) % len(self.v), self.written)",
         "state_select",
     ),
     Mutant("a clone shares its keys", f"x.clone() if isinstance(x, Tensor) else {CLONED}", f"{CLONED}", "state_clone"),
@@ -337,8 +337,8 @@ MUTANTS = [
     ),
     Mutant(
         "logits of another type",
-        "logits = self.project(h)",
-        "logits = self.project(h).float()",
+        "logits = self.project(h if self.scale == 1.0 else h * self.scale)",
+        "logits = self.project(h if self.scale == 1.0 else h * self.scale).float()",
         "close_in_lower_precision",
     ),
     # ---- specs, files, starting values
@@ -355,5 +355,10 @@ MUTANTS = [
         "project.weight = nn.Parameter(tokens.weight.detach().clone())",
         "weights_survive_a_file",
     ),
-    Mutant("logits start large", "logits = self.project(h)", "logits = 1000.0 * self.project(h)", "starts_near_chance"),
+    Mutant(
+        "logits start large",
+        "logits = self.project(h if",
+        "logits = 1000.0 * self.project(h if",
+        "starts_near_chance",
+    ),
 ]

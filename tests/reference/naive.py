@@ -103,17 +103,27 @@ def _embed(spec: Data, w: Weights, ids: Tensor, at: Tokens) -> Tensor:
     rows, tokens = ids.shape
     x = torch.stack([torch.stack([table[i] for i in row]) for row in ids.tolist()])
     if embed["scaled"]:
-        x = x * math.sqrt(spec["dim"])
+        x = x * math.sqrt(table.shape[1])
+    if embed["segments"]:  # none are told here: all of the first kind
+        x = x + w("segments.weight")[0]
     if embed["position"] is not None:
         added = [
-            [_absolute(embed["position"], w, at.place(b, t), spec["dim"]) for t in range(tokens)] for b in range(rows)
+            [_absolute(embed["position"], w, at.place(b, t), table.shape[1]) for t in range(tokens)]
+            for b in range(rows)
         ]
         x = x + torch.stack([torch.stack(row) for row in added])
-    return x if embed["norm"] is None else _norm(embed["norm"], w.below("norm"), x)
+    x = x if embed["norm"] is None else _norm(embed["norm"], w.below("norm"), x)
+    return x if embed["width"] is None else _linear(w, "project", x)
 
 
 def _head(head: Data, w: Weights, h: Tensor) -> Tensor:
     matrix = w("embed.tokens.weight") if head["tied"] else w("head.project.weight")
+    width = h.shape[-1]
+    if head["transform"] is not None:  # arXiv 1810.04805: a layer before the table
+        dense = _activation(head["transform"]["activation"], _linear(w, "head.transform.dense", h))
+        h = _norm(head["transform"]["norm"], w.below("head.transform.norm"), dense)
+    if head["scaled"]:
+        h = h / math.sqrt(width)
     logits = torch.einsum("btd,vd->btv", h, matrix)
     if head["bias"]:
         logits = logits + w("head.project.bias")
@@ -136,7 +146,7 @@ def _first_values(layer: Data, w: Weights, x: Tensor) -> Tensor | None:
         return None
     if layer["place"] in ("pre", "peri"):
         around = "around" if layer["arrange"] == "parallel" else "around_mixer"
-        x = _norm(layer["norm"], w.below(f"{around}.into"), x)
+        x = _norm(layer["mixer_norm"] or layer["norm"], w.below(f"{around}.into"), x)
     groups = layer["mixer"]["kv_heads"] or layer["mixer"]["heads"]
     width = layer["mixer"]["head_dim"] or x.shape[-1] // layer["mixer"]["heads"]
     return _heads(_linear(w, "mixer.qkv", x)[..., -groups * width :], groups)
@@ -151,12 +161,13 @@ def _layer(
     def forward(h: Tensor) -> Tensor:
         return _feed_forward(layer["ffn"], w.below("ffn"), h)
 
+    own = {**layer, "norm": layer["mixer_norm"] or layer["norm"]}
     if layer["arrange"] == "parallel":
         return _residual(layer, w.below("around"), x, lambda h: mix(h) + forward(h), depth)
     if layer["arrange"] == "parallel_norms":  # x + mixer(norm(x)) + ffn(another norm(x))
-        alone = [_residual(layer, w.below(f"around_{n}"), x, f, depth) for n, f in (("mixer", mix), ("ffn", forward))]
-        return alone[0] + alone[1] - x
-    x = _residual(layer, w.below("around_mixer"), x, mix, depth)
+        mixed = _residual(own, w.below("around_mixer"), x, mix, depth)
+        return mixed + _residual(layer, w.below("around_ffn"), x, forward, depth) - x
+    x = _residual(own, w.below("around_mixer"), x, mix, depth)
     if layer["cross"] is not None:
         assert memory is not None
         value, there = memory
@@ -203,6 +214,8 @@ def _residual(layer: Data, w: Weights, x: Tensor, branch: Any, depth: Depth) -> 
 def _norm(norm: Data, w: Weights, x: Tensor) -> Tensor:
     d = x.shape[-1]
     match norm["kind"]:
+        case "nonorm":
+            return x
         case "layernorm":
             mean = x.sum(-1, keepdim=True) / d
             variance = ((x - mean) ** 2).sum(-1, keepdim=True) / d
@@ -465,10 +478,12 @@ def _latent(mixer: Data, w: Weights, x: Tensor, at: Tokens) -> Tensor:
 def _absolute(position: Data, w: Weights, p: int, d: int) -> Tensor:
     match position["kind"]:
         case "learned":
-            return w("position.table.weight")[p]
+            return w("position.table.weight")[position["skip"] + p]
         case "sinusoid":  # arXiv 1706.03762, 3.5
             angles = [p / 10_000 ** (2 * (i // 2) / d) for i in range(d)]
             values = [math.sin(a) if i % 2 == 0 else math.cos(a) for i, a in enumerate(angles)]
+            if position["layout"] == "halves":  # all sines, then all cosines
+                values = values[0::2] + values[1::2]
             return torch.tensor(values, dtype=torch.float32).double()
         case other:
             raise UnknownBrickError(other)
