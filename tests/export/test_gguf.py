@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from hf.cases import NO_IDS, off, quiet, shake
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from brickformer import hf
 from brickformer.cli import main
@@ -87,6 +88,7 @@ def ids_of(vocab: int = 96) -> torch.Tensor:
 @pytest.mark.parametrize("name", [n for n in FAMILIES if n.split()[0] in READ_THERE and n.split()[-1] in READ_THERE])
 @torch.no_grad()
 def test_the_transformers_library_reads_the_same(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="accelerate is not installed: transformers reads GGUF through it")
     run = trained(name, tmp_path / "theirs")
     export_gguf(run, tmp_path / "out.gguf", "f32", tokenizer=False)
     with quiet():
@@ -109,6 +111,7 @@ def test_llama_cpp_answers_the_same(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_tensor_has_its_place(name: str, tmp_path: Path) -> None:
     """As many numbers as the model has, each under a name of the family's own list; llama3's factors beside them."""
+    pytest.importorskip("accelerate", reason="accelerate is not installed: transformers reads GGUF through it")
     run = trained(name, tmp_path / "theirs")
     export_gguf(run, tmp_path / "out.gguf", "f32", tokenizer=False)
     read = gguf.GGUFReader(tmp_path / "out.gguf")
@@ -146,7 +149,7 @@ def test_characters_become_bytes_that_join() -> None:
     files = plain_tokenizer(tokenizer.tokens, words=False).files
     words = vocabulary(files["tokenizer.json"], tokenizer.vocab, bos=None, eos=None)
     assert words.model == "gpt2" and words.fields["pre"] == "gpt-2" and "left out" in words.note
-    visible = transformers.convert_slow_tokenizer.bytes_to_unicode()
+    visible = bytes_to_unicode()
     assert words.tokens == ["".join(visible[b] for b in token.encode()) for token in tokenizer.tokens]
     for token in words.tokens:
         made = list(token)
