@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+from torch._library.custom_ops import OPDEFS
 
 LARGE: Final = 2**27  # multiplications from which on the library matters more than the call
 MATRIX: Final = 2**18  # numbers in a matrix, from which on reading it takes longer than the call
@@ -64,9 +65,12 @@ def _wide() -> bool:
 WIDE: Final = _wide()
 
 
-@torch.library.custom_op(
-    f"{__package__}::by_onednn", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor? bias) -> Tensor"
-)
+NAME = f"{__package__}::by_onednn"
+while NAME in OPDEFS:  # a second copy of this module in one process must not take the operator of the first
+    NAME += "_"
+
+
+@torch.library.custom_op(NAME, mutates_args=(), schema="(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x Wᵀ + b by oneDNN, in float32 on a CPU; W may be a transposed view. An operator, so that graphs may hold it."""
     return _linear(x, weight, bias)
