@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from typing import final
+from typing import Final, final
 
 import torch
 from jaxtyping import Float, Int
@@ -19,6 +19,9 @@ from torch import Tensor
 
 from brickformer.generate import sampling as f
 from brickformer.generate.settings import Sampling, Stop
+
+TINY: Final = 1e-6
+"""A temperature below which logits are shifted before they are divided."""
 
 
 @final
@@ -110,11 +113,14 @@ class Constraints:
 def shape(logits: Float[Tensor, "B V"], sampling: Sampling) -> Float[Tensor, "B V"]:
     """Temperature and the filters that follow it; for a temperature above 0.
 
-    The largest logit is taken off first: divided by a tiny temperature it would overflow, and all would be NaN.
+    Before a tiny temperature the largest logit is taken off: divided by it, it would overflow, and all would be NaN.
     """
-    top = logits.amax(-1, keepdim=True)
-    below = logits - top.masked_fill(top == -torch.inf, 0.0)
-    logits = below / max(sampling.temperature, torch.finfo(logits.dtype).tiny)
+    limits = torch.finfo(logits.dtype)
+    temperature = min(max(sampling.temperature, limits.tiny), limits.max)
+    if temperature < TINY:
+        top = logits.amax(-1, keepdim=True)
+        logits = logits - top.masked_fill(top == -torch.inf, 0.0)
+    logits = logits / temperature
     if sampling.top_k is not None:
         logits = f.top_k(logits, sampling.top_k)
     if sampling.top_p is not None:

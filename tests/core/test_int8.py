@@ -44,7 +44,7 @@ def test_a_vector_is_kept_as_defined_and_within_its_bound(numbers: list[float]) 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("shape", [(2, 3, 700, 250), (1, 1, 1, 5), (2, 1, 0, 4), (0, 2, 3, 4)])
+@pytest.mark.parametrize("shape", [(2, 3, 700, 250), (1, 1, 1, 5), (0, 2, 3, 4)])
 def test_vectors_expanded_in_pieces_are_those_of_the_formula(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     kept = shrink(torch.randn(shape))
     numbers, scale = kept[..., : shape[-1]], kept[..., -4:].view(torch.float32)

@@ -60,21 +60,31 @@ def test_the_operator_keeps_torchs_rules() -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which products were made, from 64 multiplications on."""
     made: list[str] = []
+    plain = module._linear
 
-    def seen(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        made.append("oneDNN")
-        return by_onednn(x, weight, bias)
+    def learning(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        made.append("learning")
+        return plain(x, weight, bias)
 
-    monkeypatch.setattr(module, "by_onednn", seen)
+    def reading(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        made.append("reading")
+        return plain(x, weight, bias)
+
+    monkeypatch.setattr(module, "by_onednn", learning)
+    monkeypatch.setattr(module, "_linear", reading)
     monkeypatch.setattr(module, "WIDE", True)
     monkeypatch.setattr(module, "LARGE", 64)
+    monkeypatch.setattr(module, "MATRIX", 16)
+    monkeypatch.setattr(module, "FEW", 2)
     return made
 
 
-def test_only_large_products_in_float32_on_a_wide_cpu(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    x, weight, b = torch.randn(4, 4), torch.randn(4, 4), torch.randn(4)
+def test_learning_takes_large_products_in_float32_on_a_wide_cpu(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, weight, b = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True), torch.randn(4)
     torch.testing.assert_close(product(x, weight, b), F.linear(x, weight, b))
-    assert calls == ["oneDNN"]
+    assert calls == ["learning"]
     product(x[:3], weight, b)
     product(x.double(), weight.double(), b.double())
     product(x.bfloat16(), weight.bfloat16(), b.bfloat16())
@@ -85,9 +95,24 @@ def test_only_large_products_in_float32_on_a_wide_cpu(calls: list[str], monkeypa
     torch.func.grad(lambda w: product(x, w).sum())(weight)
     monkeypatch.setattr(module, "WIDE", False)
     product(x, weight, b)
-    assert calls == ["oneDNN"]
+    assert calls == ["learning"]
     with pytest.raises(RuntimeError, match="same dtype|mat1 and mat2|expected"):
         product(x, weight.double(), None)
+
+
+def test_reading_takes_few_rows_of_a_large_matrix(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, b = torch.randn(4, 4), torch.randn(4, 4), torch.randn(4)
+    monkeypatch.setattr(module, "WIDE", False)
+    with torch.no_grad():
+        torch.testing.assert_close(product(x[:2], weight, b), F.linear(x[:2], weight, b))
+        product(x[0], weight.requires_grad_())
+        assert calls == ["reading"] * 2
+        product(x[:3], weight, b)
+        product(x[:2], weight[:3], b[:3])
+        assert calls == ["reading"] * 2
+        monkeypatch.setattr(module, "WIDE", True)
+        product(x[:3], weight, b)
+    assert calls == ["reading"] * 3
 
 
 def test_a_compiled_graph_holds_it_whole() -> None:

@@ -26,7 +26,7 @@ class WithHead(nn.Module):
         self.hidden = nn.Linear(6, 6)
         self.conv = nn.Conv1d(6, 6, 3)
         self.bare = nn.Parameter(torch.ones(6, 6))
-        self.head = Head(tied=tied, bias=True).build(self.tokens)
+        self.head = Head(tied=tied, bias=True).build(self.tokens, 6)
 
 
 def names(model: nn.Module, params: list[nn.Parameter]) -> set[str]:

@@ -27,7 +27,7 @@ def _argument(e: Exam) -> str:
 
 def _why_not(e: Exam) -> str | None:
     s = e.p.subject
-    if s.allowed is not None or s.packed is not None or e.p.ours or _argument(e):
+    if s.allowed is not None or s.packed is not None or (e.p.ours and e.p.kind != "encoder") or _argument(e):
         return None if e.p.kind != "encoder_decoder" else "a source beside the target"
     return "no documents in a row (Subject(packed=...)), no table of who sees whom (Subject(allowed=...))"
 
