@@ -12,11 +12,8 @@ import pytest
 import torch
 import transformers
 from hf.cases import NO_IDS, off, quiet, shake
-<<<<<<< HEAD
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-=======
 from transformers.convert_slow_tokenizer import bytes_to_unicode
->>>>>>> main
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from brickformer import hf
 from brickformer.cli import main
@@ -92,7 +89,6 @@ def ids_of(vocab: int = 96) -> torch.Tensor:
 @pytest.mark.parametrize("name", [n for n in FAMILIES if n.split()[0] in READ_THERE and n.split()[-1] in READ_THERE])
 @torch.no_grad()
 def test_the_transformers_library_reads_the_same(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("accelerate", reason="accelerate is not installed: transformers reads GGUF through it")
     run = trained(name, tmp_path / "theirs")
     export_gguf(run, tmp_path / "out.gguf", "f32", tokenizer=False)
     with quiet():
@@ -120,7 +116,6 @@ def test_llama_cpp_answers_the_same(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_tensor_has_its_place(name: str, tmp_path: Path) -> None:
     """As many numbers as the model has, each under a name of the family's own list; llama3's factors beside them."""
-    pytest.importorskip("accelerate", reason="accelerate is not installed: transformers reads GGUF through it")
     run = trained(name, tmp_path / "theirs")
     export_gguf(run, tmp_path / "out.gguf", "f32", tokenizer=False)
     read = gguf.GGUFReader(tmp_path / "out.gguf")
