@@ -35,7 +35,7 @@ from brickformer.feedforward import FeedForward, FeedForwardSpec, check_dropout
 from brickformer.mask import Span
 from brickformer.mixers.base import Mixer, MixerSpec, wants_values
 from brickformer.mixers.cross import Cross, CrossAttention, Memory
-from brickformer.norms import LayerScale, NormSpec, RMSNorm
+from brickformer.norms import LayerScale, NoNorm, NormSpec, RMSNorm
 from brickformer.spec import Spec, spec
 from brickformer.state import CacheType, CrossKV, LayerState, StackState, check_cache
 
@@ -82,7 +82,7 @@ class Layer(Spec):
     arrange: Literal["serial", "parallel", "parallel_norms"] = "serial"
     layerscale: float | None = None
     dropout: float = 0.0
-    mixer_norm: NormSpec | None = None
+    mixer_norm: NormSpec | NoNorm | None = None
 
     def check(self) -> None:
         """Parallel branches need one input: a pre-norm, and no cross-attention between them."""
@@ -99,7 +99,7 @@ class Layer(Spec):
     def build(self, dim: int, depth: int, readers: int = 0) -> StackLayer:
         """The module, one of `depth` layers. readers: layers of the decoder that reads an encoder."""
 
-        def residual(norm: NormSpec = self.norm) -> Residual:
+        def residual(norm: NormSpec | NoNorm = self.norm) -> Residual:
             return self.residual(dim, depth, readers, norm)
 
         mixer, around_mixer = self.mixer.build(dim), residual(self.mixer_norm or self.norm)
@@ -111,7 +111,7 @@ class Layer(Spec):
         crossing = (self.cross.build(dim), residual()) if self.cross else None
         return TransformerLayer(mixer, around_mixer, feeding, crossing)
 
-    def residual(self, dim: int, depth: int, readers: int, norm: NormSpec) -> Residual:
+    def residual(self, dim: int, depth: int, readers: int, norm: NormSpec | NoNorm) -> Residual:
         """A residual with its norms where `place` says. depth, readers: as in `build`."""
         into: nn.Module = nn.Identity()
         out: nn.Module = nn.Identity()

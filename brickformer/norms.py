@@ -173,8 +173,11 @@ class Squash(nn.Module):
 
 
 @spec("nonorm")
-class NoNorm(NormSpec):
-    """The vector as it is: where a norm has its place and none is wanted."""
+class NoNorm(Spec):
+    """The vector as it is, before the mixer of a layer whose input is normed already (ModernBERT, arXiv 2412.13663).
+
+    Not a norm: a stack without any grows with its depth, so no other place takes it.
+    """
 
     def build(self, dim: int) -> nn.Module:
         """The identity."""

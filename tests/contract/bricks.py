@@ -177,7 +177,6 @@ NORMS: Mapping[str, Callable[[], NormSpec]] = {
     "offset_rmsnorm": OffsetRMSNorm,
     "scalenorm": ScaleNorm,
     "dynamictanh": DynamicTanh,
-    "nonorm": NoNorm,
 }
 
 PLACES = ("pre", "post", "peri", "branch", "deep")

@@ -14,28 +14,9 @@ CELLS = pairs()
 CHECKED = CELLS[::12]  # with the shapes of every call checked, which takes its time
 
 
-OPEN = {
-    "encoder_decoder-wide-rope_pairs-glu_gelu_tanh-nonorm-peri-randomized-capped-looped-normed": (
-        "reads_every_source_token"
-    ),
-    "encoder-shortconv-t5bias-sinusoid_halves-mlp_gelu_tanh-nonorm-deep-layerscale-scaled-bias-looped": (
-        "starts_near_chance"
-    ),
-    "encoder_decoder-mamba2-none-moe_groups-nonorm-post-untied-gqa": "close_in_lower_precision",
-    "encoder_decoder-pointwise-none-learned-no_ffn-offset_rmsnorm-deep-layerscale-randomized-transform_other-looped-"
-    "written_out": "reads_exactly_its_window",
-}
-"""Not kept yet. Three of them are stacks without any norm, whose vectors grow until float32, saturated scores or the
-first loss suffer; the fourth depends on a token too little to be seen. Each is still held to everything else."""
-
-
 def broken(cell: Cell) -> str:
     """What the model of this cell owes and does not keep."""
     found = failures(cell.build())
-    known = OPEN.get(str(cell))
-    if known is not None:
-        assert any(line.startswith(known) for line in found), f"{known} holds now: take it off the list"
-        found = [line for line in found if not line.startswith(known)]
     return "\n".join([f"{cell} breaks its contract:", *found]) if found else ""
 
 
