@@ -11,7 +11,6 @@ Shapes: B rows, V vocabulary.
 from __future__ import annotations
 
 import time
-import warnings
 from inspect import signature
 from typing import Any, Literal, final
 
@@ -45,8 +44,6 @@ class CompiledStep:
         def step(ids: Tensor, state: StackState) -> Tensor:
             return decoder.logits(decoder.hidden(ids, None, state))[:, -1]
 
-        # true inside a graph, and harmless: the rotary table is computed there, not looked up
-        warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_cache`")
         newer = {"recompile_limit": 64, "isolate_recompiles": True}  # a ring takes several; models share none
         known = signature(torch.compile).parameters
         extra: Any = {name: value for name, value in newer.items() if name in known}

@@ -16,9 +16,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 World = tuple[ModuleType, ModuleType]
 
-# Dynamo looks through functools.lru_cache, and says so: inside a graph the rotary table is computed, not looked up.
-pytestmark = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
-
 
 @pytest.fixture
 def copy() -> Iterator[World]:

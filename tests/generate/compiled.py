@@ -14,8 +14,6 @@ import pytest
 import torch
 from mutants.world import world
 
-pytestmark = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
-
 
 @pytest.fixture(scope="module")
 def copies() -> Iterator[tuple[Any, Any]]:
