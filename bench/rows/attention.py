@@ -206,7 +206,7 @@ def tables() -> Row:
             "whole": lambda: x + build(most)[:tokens],
             "needed": lambda: x + build(tokens),
         },
-        60,
+        400,
         warm=5,
     )
     t = {name: 1e3 * median(v) for name, v in times.items()}
