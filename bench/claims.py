@@ -6,7 +6,7 @@
     python bench/claims.py --page          only the page, from what is measured
 
 A row is a function in bench/rows; what it found is kept in bench/results/claims/NAME.json, so that a run that was
-stopped goes on where it was. All of them take about 15 minutes on two cores.
+stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import torch
 from common import ROOT, machine, table
 from rows import FOUND, PICTURES, ROWS, Row
 
+from brickformer.files import write_whole
+
 PAGE = ROOT / "docs" / "claims.md"
 
 
@@ -31,9 +33,7 @@ def measure(name: str) -> None:
     row: Row = ROWS[name]()
     data = {**asdict(row), "seconds": time.perf_counter() - began, "machine": machine()}
     FOUND.mkdir(parents=True, exist_ok=True)
-    part = FOUND / f".{name}.part"
-    part.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
-    part.replace(FOUND / f"{name}.json")
+    write_whole(FOUND / f"{name}.json", (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode())
     print(f"{name}: {row.here} [{row.verdict}; {data['seconds']:.0f} s]", flush=True)
 
 
@@ -59,7 +59,7 @@ def page() -> str:
         if (PICTURES / f"claim-{name}.png").is_file():
             out.append(f"![{r['claim']}](pictures/claim-{name}.png)")
         out.append(f"`python bench/claims.py {name}` · {r['seconds']:.0f} s")
-    out.append("## Not here yet\n\nWeights in 8 and 4 bits: the row comes with the brick.")
+    out.append("Weights in 8 and 4 bits have a page of their own: [quantization](quantization.md).")
     machines = dict.fromkeys(r["machine"] for r in rows.values())
     out.append("Measured on: " + "; ".join(machines) + ". All rows: `make claims`.")
     return "\n\n".join(out) + "\n"
@@ -85,9 +85,7 @@ def main() -> None:
 
 def write() -> None:
     """The page as it stands, whole or not at all."""
-    part = PAGE.with_name(".claims.md.part")
-    part.write_text(page())
-    part.replace(PAGE)
+    write_whole(PAGE, page().encode())
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Peers are optional: what is not installed, or has no script, is said in the tabl
 
 from __future__ import annotations
 
+import io
 import os
 import platform
 import statistics
@@ -15,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from brickformer.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,9 +66,7 @@ def keep(name: str, title: str, parts: Sequence[str], *packages: str) -> None:
     command = "python " + " ".join([str(Path(sys.argv[0])), *sys.argv[1:]])
     text = "\n\n".join([f"# {title}", *parts, f"Rebuilt by `{command}`. {machine(*packages)}."]) + "\n"
     RESULTS.mkdir(exist_ok=True)
-    part = RESULTS / f".{name}.md.part"
-    part.write_text(text)
-    part.replace(RESULTS / f"{name}.md")
+    write_whole(RESULTS / f"{name}.md", text.encode())
     print(text)
 
 
@@ -92,6 +93,14 @@ def median(values: Iterable[float]) -> float:
     return statistics.median(values)
 
 
+def smooth(values: Sequence[float], decay: float = 0.9) -> list[float]:
+    """A running mean that starts at the first value."""
+    out: list[float] = []
+    for v in values:
+        out.append(v if not out else decay * out[-1] + (1 - decay) * v)
+    return out
+
+
 def figure(width: float = 7.2, height: float = 4.2, columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
     """A white figure and its axes, row by row, tidied."""
     from matplotlib.figure import Figure
@@ -114,10 +123,10 @@ def log_scale(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def keep_picture(name: str, made: Figure) -> str:
-    """Write bench/results/NAME.png, whole or not at all; the Markdown that shows it."""
-    RESULTS.mkdir(exist_ok=True)
-    part = RESULTS / f".{name}.png.part"
-    made.savefig(part, format="png")
-    part.replace(RESULTS / f"{name}.png")
+def keep_picture(name: str, made: Figure, folder: Path = RESULTS, dpi: float = 144) -> str:
+    """Write FOLDER/NAME.png, whole or not at all; the Markdown that shows it to what stands beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = io.BytesIO()
+    made.savefig(drawn, format="png", dpi=dpi)
+    write_whole(folder / f"{name}.png", drawn.getvalue())
     return f"![{name}]({name}.png)"

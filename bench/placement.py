@@ -15,11 +15,10 @@ import time
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from common import DATA, figure, keep, keep_picture, table
+from common import DATA, figure, keep, keep_picture, smooth, table
+from rows.row import learn
 
 from brickformer import MLP, Attention, Decoder, Layer, LayerNorm, Rope, pattern
-from brickformer.recipes.run import forward
 from brickformer.tasks.text import Text
 
 DIM, BATCH, CONTEXT = 64, 8, 64
@@ -39,28 +38,8 @@ def curve(place: str, depth: int, warm: bool, steps: int, rate: float, data: Pat
     torch.manual_seed(0)
     layer = Layer(Attention(heads=4, position=Rope()), MLP(4 * DIM), norm=LayerNorm(), place=place)
     model = Decoder(source.target.vocab, DIM, pattern([layer], depth)).build()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
-    warmup, losses = (steps // 5 if warm else 0), []
-    for step in range(steps):
-        batch = source.batch(step, BATCH)
-        loss = F.cross_entropy(forward(model, batch).flatten(0, 1), batch.targets.flatten())
-        if not math.isfinite(loss.item()):
-            break
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-        for group in optimizer.param_groups:
-            group["lr"] = rate * min(1.0, (step + 1) / warmup) if warmup else rate
-        optimizer.step()
-    return losses
-
-
-def smooth(values: list[float], decay: float = 0.9) -> list[float]:
-    """A running mean that starts at the first value."""
-    out: list[float] = []
-    for v in values:
-        out.append(v if not out else decay * out[-1] + (1 - decay) * v)
-    return out
+    warmup = steps // 5 if warm else 0
+    return learn(model, steps, rate=rate, batch=BATCH, warmup=warmup, source=source, clip=False)
 
 
 def main() -> None:

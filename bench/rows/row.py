@@ -6,16 +6,19 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from common import DATA, ROOT, figure
+from common import DATA, ROOT, figure, keep_picture, median, smooth, take_turns
 
 from brickformer import MLP, Attention, Decoder, DecoderModel, Layer, LayerNorm, Rope, pattern
 from brickformer.recipes.run import forward
 from brickformer.tasks import Data
 from brickformer.tasks.text import Text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FOUND = ROOT / "bench" / "results" / "claims"
 PICTURES = ROOT / "docs" / "pictures"
@@ -57,11 +60,11 @@ def learn(
     rate: float = 3e-3,
     batch: int = 16,
     warmup: int = 20,
-    context: int = 64,
+    source: Data | None = None,
     clip: bool = True,
 ) -> list[float]:
-    """The training loss of each step, AdamW; shorter where it stopped being finite."""
-    source, losses = text(context), []
+    """The training loss of each step, AdamW; shorter where it stopped being finite. source: default: `text`."""
+    source, losses = source or text(), []
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     for step in range(steps):
         b = source.batch(step, batch)
@@ -84,14 +87,6 @@ def end(losses: Sequence[float], last: int = 20) -> float:
     return sum(losses[-last:]) / len(losses[-last:])
 
 
-def smooth(values: Sequence[float], decay: float = 0.9) -> list[float]:
-    """A running mean that starts at the first value."""
-    out: list[float] = []
-    for v in values:
-        out.append(v if not out else decay * out[-1] + (1 - decay) * v)
-    return out
-
-
 def curves(
     name: str, lines: dict[str, list[float]], ylabel: str = "training loss (nats)", *, axis: str = "step"
 ) -> None:
@@ -106,17 +101,11 @@ def curves(
     keep(name, made)
 
 
-def keep(name: str, made: object) -> Path:
-    """docs/pictures/claim-NAME.png, whole or not at all."""
-    PICTURES.mkdir(parents=True, exist_ok=True)
-    part = PICTURES / f".claim-{name}.png.part"
-    made.savefig(part, format="png", dpi=110)  # type: ignore[attr-defined]
-    part.replace(PICTURES / f"claim-{name}.png")
-    return PICTURES / f"claim-{name}.png"
+def keep(name: str, made: Figure) -> None:
+    """docs/pictures/claim-NAME.png."""
+    keep_picture(f"claim-{name}", made, PICTURES, dpi=110)
 
 
 def ms(job: Callable[[], object], rounds: int = 7, warm: int = 2) -> float:
     """Milliseconds of a call, the middle of `rounds`."""
-    from common import median, take_turns
-
     return 1e3 * median(take_turns({"": job}, rounds, warm=warm)[""])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -142,7 +143,7 @@ def anyones(what: str, rows: tuple[int, int] | None, only: list[str]) -> View:
     from torch import Tensor, nn
 
     from brickformer.cli.find import loaded
-    from brickformer.errors import SpecError, nearest
+    from brickformer.errors import BrickError, SpecError, nearest
     from brickformer.look import foreign
 
     name, _, function = what.rpartition(":")
@@ -160,13 +161,21 @@ def anyones(what: str, rows: tuple[int, int] | None, only: list[str]) -> View:
             f"brick look {what}: {function}() returned {type(made).__name__}; expected (model, inputs, tokens)."
         )
     model, inputs, *labels = made
-    named = inputs if isinstance(inputs, dict) else {}
+    named = inputs if isinstance(inputs, Mapping) else {}
     given = () if named else inputs if isinstance(inputs, tuple | list) else (inputs,)
     tensors = [x for x in [*given, *named.values()] if isinstance(x, Tensor)]
     if not tensors:
         raise SpecError(f"brick look {what}: {function}() gave no tensor to call the model with.")
-    texts = [str(t) for t in labels[0]] if labels else named_by(tensors[0])
-    return foreign(model, *given, labels=texts, rows=rows, only=only, **named)
+    said = labels[0] if labels else None
+    if said is not None and not isinstance(said, Sequence):
+        raise SpecError(f"brick look {what}: the tokens are {type(said).__name__}; expected a list of texts, or None.")
+    texts = named_by(tensors[0]) if said is None else [str(t) for t in said]
+    try:
+        return foreign(model, *given, named=named, labels=texts, rows=rows, only=only)
+    except BrickError:
+        raise
+    except Exception as e:
+        raise SpecError(f"brick look {what}: the model raised {type(e).__name__}: {e}") from e
 
 
 def named_by(ids: object) -> list[str]:
@@ -174,6 +183,8 @@ def named_by(ids: object) -> list[str]:
     from torch import Tensor
 
     assert isinstance(ids, Tensor)
+    if ids.ndim == 0:
+        return [str(ids.item())]
     if not ids.is_floating_point() and ids.ndim == 2:
         return [str(i) for i in ids[0].tolist()]
     return [str(i) for i in range(ids.shape[1] if ids.ndim > 1 else ids.shape[0])]

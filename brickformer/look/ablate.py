@@ -3,7 +3,7 @@
     removed = mean over tokens of KL(p ‖ p without the head) = Σ p ln(p / p′)       nats a token
     without logits: ‖y - y′‖ / ‖y‖
 
-One forward pass a head. Mixers without attention are removed as a whole.
+One forward pass a head. Mixers without attention are removed as a whole, once: each of their heads gets that number.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from brickformer.attend import Attend
 from brickformer.look.maps import Map
 
 REMOVALS: Final = 320
-"""Heads removed at most: each costs a forward pass."""
+"""Forward passes spent on removals at most."""
 
 Run = Callable[[], Tensor]
 """The answers: (B, T, V) logits, or (B, T, D) vectors."""
 
 
-def distance(before: Tensor, after: Tensor, *, logits: bool) -> float:
-    """How far answers moved, see above."""
-    before, after = before.double(), after.double()
+def distance_from(before: Tensor, *, logits: bool) -> Callable[[Tensor], float]:
+    """How far other answers are from these, see above; what belongs to these alone is computed once."""
+    before = before.double()
     if not logits:
-        return float((after - before).norm() / before.norm().clamp_min(1e-30))
-    p, q = before.log_softmax(-1), after.log_softmax(-1)
-    return float((p.exp() * (p - q)).nansum(-1).mean().clamp_min(0.0))
+        length = before.norm().clamp_min(1e-30)
+        return lambda after: float((after.double() - before).norm() / length)
+    log_p = before.log_softmax(-1)
+    p = log_p.exp()
+    return lambda after: float((p * (log_p - after.double().log_softmax(-1))).nansum(-1).mean().clamp_min(0.0))
 
 
 @contextmanager
@@ -54,23 +56,32 @@ def without(module: nn.Module, head: int | None) -> Any:
         handle.remove()
 
 
+def passes(model: nn.Module, maps: Iterable[Map]) -> int:
+    """How many forward passes `contributions` takes, without the one that changes nothing."""
+    modules = dict(model.named_modules())
+    return sum(m.heads if isinstance(modules.get(f"{_path(m)}.attend"), Attend) else 1 for m in maps)
+
+
 @torch.no_grad()
 def contributions(model: nn.Module, maps: Iterable[Map], run: Run, *, logits: bool) -> dict[str, list[float]]:
-    """For every map by its name, one number a head."""
-    modules, before = dict(model.named_modules()), run()
+    """For every map by its name, one number a head; of a mixer that is removed as a whole, the same for all heads."""
+    modules, moved = dict(model.named_modules()), distance_from(run(), logits=logits)
     found: dict[str, list[float]] = {}
     for m in maps:
-        path = m.name.split(" (")[0]  # a looped layer is removed in all its turns
+        path = _path(m)
         attend = modules.get(f"{path}.attend")
         values = []
-        for head in range(m.heads):
-            if isinstance(attend, Attend):
+        if isinstance(attend, Attend):
+            for head in range(m.heads):
                 with without(attend, head):
-                    values.append(distance(before, run(), logits=logits))
-            elif path in modules and head == 0:
-                with without(modules[path], None):
-                    values.append(distance(before, run(), logits=logits))
-            else:
-                values.append(math.nan)
-        found[m.name] = values
+                    values.append(moved(run()))
+        elif path in modules:
+            with without(modules[path], None):
+                values = [moved(run())] * m.heads
+        found[m.name] = values or [math.nan] * m.heads
     return found
+
+
+def _path(m: Map) -> str:
+    """The module of a map; a looped layer is removed in all its turns."""
+    return m.name.split(" (")[0]

@@ -31,7 +31,7 @@ _CURVES: Final = 24
 
 def curves_page(records: Sequence[Record], title: str, *, steps: int, live: bool = False) -> str:
     """The page. steps: how many were asked for. live: it asks its server for data.json every two seconds."""
-    return fill(title, curves_data(records, title, steps=steps, live=live), ["page.js", "training.js"])
+    return fill(title, curves_data(records, title, steps=steps, live=live), ["page.js", "training.js"], live=live)
 
 
 def curves_data(records: Sequence[Record], title: str, *, steps: int, live: bool = False) -> dict[str, Any]:

@@ -14,7 +14,7 @@ Shapes: B batch, H heads, T queries, S keys, K width.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, final
 
@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from brickformer.errors import DataError
-from brickformer.look.ablate import REMOVALS, distance
-from brickformer.look.maps import MOST, TILE, Pick, Sheet, left_out, shown
+from brickformer.look.ablate import REMOVALS, distance_from
+from brickformer.look.maps import MOST, TILE, Pick, Sheet, left_out, picked
 from brickformer.look.view import View, fitting
 
 _SOFTMAX: Final = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
@@ -54,8 +54,8 @@ class Sees(TorchFunctionMode):
             return self._fused(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             return self._whole(func, args, kwargs)
-        if func in _PRODUCT and self._waiting and self._multiplied(args):
-            args = (self._note_softmax(args[0]), *args[1:])
+        if func in _PRODUCT and self._waiting:
+            args = self._multiplied(func, args)
         out = func(*args, **kwargs)
         if func in _SOFTMAX and isinstance(out, Tensor) and _over_last(out, args, kwargs):
             if out.ndim == 4:
@@ -80,6 +80,8 @@ class Sees(TorchFunctionMode):
         )
         if query.ndim == 3 and self.pick.batch < len(query):
             query, key = query[:, None], key[:, None]
+            if attn_mask is not None and attn_mask.ndim == 3:
+                attn_mask = attn_mask[:, None]
             removed = self._note(_Scores(query, key, attn_mask, is_causal, scale), out[:, None])
             return removed[:, 0]
         if query.ndim != 4:
@@ -93,13 +95,23 @@ class Sees(TorchFunctionMode):
             project.unflatten(1, (heads, -1))[:, self.remove[1]] = 0.0
             args = (*args[:11], project, *args[12:])
         out = func(*args, **kwargs)
+        if self.remove is not None:
+            self._calls += 1
+            return out
         _, weights = func(*args, **{**kwargs, "need_weights": True, "average_attn_weights": False})
         self._note(weights.nan_to_num(0.0) if weights.ndim == 4 else weights[None].nan_to_num(0.0), None)
         return out
 
-    def _multiplied(self, args: tuple[Any, ...]) -> bool:
-        first = args[0] if args else None
-        return isinstance(first, Tensor) and first.ndim == 3 and any(_same(w, first) for w, _ in self._waiting)
+    def _multiplied(self, func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of a product, its weights noted where a softmax made them: the first factor, in einsum any."""
+        if func is torch.einsum and len(args) == 2 and isinstance(args[1], list | tuple):
+            args = (args[0], *args[1])
+        places = range(1, len(args)) if func is torch.einsum else range(min(1, len(args)))
+        for i in places:
+            x = args[i]
+            if isinstance(x, Tensor) and any(_same(w, x) for w, _ in self._waiting):
+                return (*args[:i], self._note_softmax(x), *args[i + 1 :])
+        return args
 
     def _note_softmax(self, weights: Tensor) -> Tensor:
         """Three axes, and multiplied: (B, T, S) of one head, or the heads folded into the batch."""
@@ -126,12 +138,10 @@ class Sees(TorchFunctionMode):
         reads = not cross and bool(self.source) and "encoder" in path
         own = self.source if reads else self.ids
         there = self.source if cross else own
-        sheet = next((s for s in self.sheets if s.name == path and s.number == number), None)
-        if sheet is None:
-            known = _fits(own, tokens + begin), _fits(there, keys)
-            sheet = Sheet(path, "cross" if cross else "self", "attention", self.pick, q_ids=known[0], k_ids=known[1])
-            sheet.side, sheet.number = ("source" if reads else "target"), number
-            self.sheets.append(sheet)
+        known = _fits(own, tokens + begin), _fits(there, keys)
+        sheet = Sheet(path, "cross" if cross else "self", "attention", self.pick, q_ids=known[0], k_ids=known[1])
+        sheet.side, sheet.number = ("source" if reads else "target"), number
+        self.sheets.append(sheet)
         pos = torch.arange(begin, begin + tokens)
         rows = sheet.wants(pos).nonzero()[:, 0].tolist()
         step = max(1, TILE // (keys * weights.shape[1]))
@@ -201,28 +211,25 @@ class Names:
 def foreign(
     model: nn.Module,
     *inputs: Any,
+    named: Mapping[str, Any] | None = None,
     labels: Sequence[str],
     source: Sequence[str] = (),
     rows: tuple[int, int] | None = None,
     only: Sequence[str] = (),
     remove: bool = True,
     title: str = "",
-    **named: Any,
 ) -> View:
     """What somebody's model looks at in the call model(*inputs, **named); of a batch, in its first row.
 
     labels: the texts of the tokens; source: of those that an encoder reads. The others as in `attention`.
     Errors: DataError when no attention is seen, and why that may be.
     """
+    named = named or {}
     model = getattr(model, "_orig_mod", model)  # torch.compile keeps the model itself there
     if isinstance(model, torch.jit.ScriptModule):
         raise DataError(_unseen(model))
     left: list[tuple[str, str]] = []
-    pick = Pick(shown(len(labels), rows, left), only=tuple(only), keys=(0, MOST) if len(source) > MOST else None)
-    if len(source) > MOST:
-        left.append(
-            left_out(f"source tokens {MOST} to {len(source) - 1}", f"源端第 {MOST} 到 {len(source) - 1} 个词元")
-        )
+    pick = picked(len(labels), len(source), rows, only, left)
     numbers: dict[str, int] = {}
     ids, src = ([numbers.setdefault(t, len(numbers)) for t in texts] for texts in (labels, source))
     names, training = Names(), model.training
@@ -242,6 +249,7 @@ def foreign(
             view.left_out, view.foreign = left, True
             heads = sum(m.heads for m in view.maps)
             if remove and before is not None and heads <= REMOVALS and len(labels) <= MOST:
+                moved = distance_from(before[0], logits=before[1])
                 removed: dict[str, list[float]] = {}
                 for m, (_, sheet) in zip(view.maps, found, strict=False):
                     removed[m.name] = []
@@ -251,7 +259,7 @@ def foreign(
                         with other:
                             after = answers(model(*inputs, **named))
                         assert after is not None
-                        removed[m.name].append(distance(before[0], after[0], logits=before[1]))
+                        removed[m.name].append(moved(after[0]))
                 view.measured(removed)
                 view.logits = before[1]
             elif remove:
@@ -290,7 +298,7 @@ def _over_last(out: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.data_ptr() == b.data_ptr()
+    return a.shape == b.shape and a.stride() == b.stride() and a.data_ptr() == b.data_ptr()
 
 
 def _fits(ids: Sequence[int], count: int) -> Sequence[int] | None:

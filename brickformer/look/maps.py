@@ -18,7 +18,7 @@ from torch import Tensor
 from brickformer.attend import Attend
 from brickformer.errors import DataError
 from brickformer.look.stats import HeadStats, alike, means, row_stats
-from brickformer.mask import Span
+from brickformer.mask import EMPTY, Span
 
 TILE: Final = 2**22
 """Scores computed at once: 16 MB of float32."""
@@ -158,6 +158,16 @@ def shown(count: int, rows: tuple[int, int] | None, left: list[tuple[str, str]])
     return start, stop
 
 
+def picked(
+    count: int, sources: int, rows: tuple[int, int] | None, only: Sequence[str], left: list[tuple[str, str]]
+) -> Pick:
+    """What to show of so many tokens and source tokens; what is not goes to `left`. Errors: as `shown`."""
+    pick = Pick(shown(count, rows, left), only=tuple(only), keys=(0, MOST) if sources > MOST else None)
+    if sources > MOST:
+        left.append(left_out(f"source tokens {MOST} to {sources - 1}", f"源端第 {MOST} 到 {sources - 1} 个词元"))
+    return pick
+
+
 def left_out(english: str, chinese: str) -> tuple[str, str]:
     """A sentence for people about what is not shown, in both languages."""
     return f"Left out: {english}.", f"未显示:{chinese}。"
@@ -176,8 +186,8 @@ def attended(
     """Recompute what one call of attention looked at, as far as it is asked for, and note it on the sheet."""
     b = sheet.pick.batch
     q_pos, k_pos = positions(q_at, b, q.device), positions(k_at, b, q.device)
-    real = k_pos != _EMPTY
-    rows = (q_pos != _EMPTY) & sheet.wants(q_pos)
+    real = k_pos != EMPTY
+    rows = (q_pos != EMPTY) & sheet.wants(q_pos)
     keys = int(k_pos[real].max()) + 1 if bool(real.any()) else 0
     heads, shared = q.shape[1], q.shape[1] // k.shape[1]
     for i, j in _runs(rows, max(1, TILE // (max(1, k.shape[2]) * heads))):
@@ -191,9 +201,6 @@ def attended(
             found.append(attend.weights(q[b, None, mine, i:j], k[b, None, g, None], *here, own, sink)[0])
         weights = torch.cat(found).float().cpu()
         sheet.add(weights[..., real.cpu()], q_pos[i:j].cpu(), k_pos[real].cpu(), keys)
-
-
-_EMPTY: Final = torch.iinfo(torch.int32).max
 
 
 def positions(at: Span, b: int, device: torch.device) -> Int[Tensor, " N"]:

@@ -7,10 +7,10 @@ const WORDS = {
     heat: "Heat map", lines: "Lines", head: "head", layer: "layer", table: "As a table", keys: "Keys",
     looks: "looks at", row: "Token", elsewhere: "not shown", nothing: "nothing", of: "of",
     entropy: "entropy", distance: "distance", first: "first token", previous: "previous", same_token: "same token",
-    diagonal: "diagonal", anti: "mirrored", removed: "when removed", unit_removed: "nats", unit_change: "change",
+    diagonal: "diagonal", anti: "mirrored", removed: "when removed", unit_removed: "nats",
     dead: "Removed, these change next to nothing", alike: "look at the same", source: "source", target: "text",
     written: "written", cache: "Cache", slots: "slots", candidates: "What was probable", step: "Step",
-    bytes: "bytes", chosen: "chosen", given: "given", kl: "to go (nats)",
+    bytes: "bytes", given: "given", kl: "to go (nats)",
     lens: "What each layer would answer, were it the last. Darker is surer.",
     what_attention: "attention weights", what_hidden: "hidden attention of a recurrence", what_gradient: "influence of each input",
     note_hidden: "No attention here: shown is how much each earlier token counts in the sum (arXiv 2403.01590).",
@@ -18,10 +18,10 @@ const WORDS = {
     help: "on the map: arrows choose a row and a key, [ and ] the head, { and } the layer, v the view",
     thin: "lines below 4 % are not drawn",
     self: "self-attention", cross: "cross-attention", mixer: "mixer", encoder: "Encoder", decoder: "Decoder",
-    entropy_help: "nats; 0 looks at one token", distance_help: "tokens", heads_about: "Means over the tokens shown. Click a row to see the map, a heading to sort.",
+    heads_about: "Means over the tokens shown. Click a row to see the map, a heading to sort.",
     loss: "Loss", exact: "Exact match", lr: "Learning rate", grad_norm: "Gradient norm", update: "Update to weight, by group",
-    att_entropy: "Attention entropy, by layer", speed: "Tokens a second", train: "training", val: "validation", x_step: "step",
-    live: "refreshes by itself", stopped: "no longer refreshed", empty: "No numbers yet.",
+    att_entropy: "Attention entropy, by layer", speed: "Tokens a second", train: "training", val: "validation",
+    stopped: "no longer refreshed", empty: "No numbers yet.",
     missing: "Not recorded by this run:",
   },
   zh: {
@@ -29,10 +29,10 @@ const WORDS = {
     heat: "热力图", lines: "连线图", head: "头", layer: "层", table: "以表格查看", keys: "快捷键",
     looks: "关注", row: "词元", elsewhere: "未显示部分", nothing: "无", of: "/",
     entropy: "熵", distance: "距离", first: "首词元", previous: "前一词元", same_token: "相同词元",
-    diagonal: "对角线", anti: "反对角线", removed: "移除后影响", unit_removed: "奈特", unit_change: "变化",
+    diagonal: "对角线", anti: "反对角线", removed: "移除后影响", unit_removed: "奈特",
     dead: "移除后几乎没有影响的头", alike: "关注相同位置", source: "源端", target: "文本",
     written: "已生成", cache: "缓存", slots: "槽位", candidates: "当时的概率", step: "第",
-    bytes: "字节", chosen: "被选中", given: "给定", kl: "差距(奈特)",
+    bytes: "字节", given: "给定", kl: "差距(奈特)",
     lens: "假如该层就是最后一层,它会回答什么。颜色越深越有把握。",
     what_attention: "注意力权重", what_hidden: "循环的隐式注意力", what_gradient: "各输入的影响",
     note_hidden: "此层没有注意力:显示每个更早词元在求和中的分量(arXiv 2403.01590)。",
@@ -40,10 +40,10 @@ const WORDS = {
     help: "在图上:方向键选行与列,[ 和 ] 换头,{ 和 } 换层,v 切换视图",
     thin: "低于 4 % 的连线未画出",
     self: "自注意力", cross: "交叉注意力", mixer: "混合层", encoder: "编码器", decoder: "解码器",
-    entropy_help: "奈特;0 表示只看一个词元", distance_help: "词元", heads_about: "对所示词元取平均。点击行查看图,点击表头排序。",
+    heads_about: "对所示词元取平均。点击行查看图,点击表头排序。",
     loss: "损失", exact: "完全匹配", lr: "学习率", grad_norm: "梯度范数", update: "更新量与权重之比(按组)",
-    att_entropy: "各层注意力熵", speed: "每秒词元数", train: "训练", val: "验证", x_step: "步",
-    live: "自动刷新", stopped: "已停止刷新", empty: "还没有数据。",
+    att_entropy: "各层注意力熵", speed: "每秒词元数", train: "训练", val: "验证",
+    stopped: "已停止刷新", empty: "还没有数据。",
     missing: "此次运行未记录:",
   },
 };
@@ -52,22 +52,16 @@ const state = { tab: "", map: 0, head: 0, row: 0, key: -1, view: "heat", step: 0
 const t = (key) => WORDS[state.lang][key] ?? key;
 const root = document.documentElement, main = document.getElementById("main");
 
-function el(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
+function made(node, attributes = {}, ...children) {
   for (const [name, value] of Object.entries(attributes)) {
-    if (name === "class") node.className = value;
-    else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (value !== null && value !== false) node.setAttribute(name, value === true ? "" : value);
   }
   node.append(...children.filter((c) => c !== null));
   return node;
 }
-function svg(tag, attributes = {}, ...children) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
-}
+const el = (tag, ...rest) => made(document.createElement(tag), ...rest);
+const svg = (tag, ...rest) => made(document.createElementNS("http://www.w3.org/2000/svg", tag), ...rest);
 const bdi = (text, attributes = {}) => el("bdi", attributes, text);
 const percent = (w) => w > 0 && w < 0.0005 ? "< 0.1 %" : (w >= 0.0995 || w === 0 ? Math.round(100 * w) : (100 * w).toFixed(1)) + " %";
 const dark = () => root.dataset.theme === "dark";

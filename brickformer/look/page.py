@@ -1,8 +1,9 @@
 """One HTML file: no network, no other file, below 5 MB. What a view holds goes into it as JSON.
 
 Texts are data from anywhere. They reach the file only inside a JSON script element in which <, > and & are escaped, and
-the document only as text; a content security policy allows the two inline blocks by their hash and nothing else. What
-cannot be seen is shown: control characters and marks that turn the direction of writing.
+the document only as text; a content security policy allows the two inline blocks by their hash and nothing else; a
+page that is served live may ask its own server for numbers. What cannot be seen is shown: control characters and marks
+that turn the direction of writing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from brickformer.errors import DataError
 from brickformer.look.lens import Layer
 from brickformer.look.maps import Map, left_out
 from brickformer.look.view import Step, View
@@ -27,6 +29,7 @@ LIMIT: Final = 5_000_000
 """Bytes of a page."""
 _FINE: Final = 700_000  # numbers up to which each gets two bytes
 _STEPS: Final = 400
+_BEFORE: Final = 120  # tokens shown before a step
 _CELLS: Final = 6_000  # answers of layers
 _LONGEST: Final = 48  # characters of a token
 
@@ -37,13 +40,12 @@ def page(view: View) -> str:
     return fill(view.title, data, ["page.js"])
 
 
-def fill(title: str, data: dict[str, Any], scripts: list[str]) -> str:
-    """The template with a title, data and scripts in it."""
+def fill(title: str, data: dict[str, Any], scripts: list[str], *, live: bool = False) -> str:
+    """The template with a title, data and scripts in it. live: it may ask its server. Errors: DataError: too large."""
     style = "\n" + _file("page.css")
     script = "\n" + "".join(map(_file, scripts)) + "begin();\n"
-    policy = (
-        f"default-src 'none'; img-src data:; connect-src 'self'; style-src {_hash(style)}; script-src {_hash(script)}"
-    )
+    asks = " connect-src 'self';" if live else ""
+    policy = f"default-src 'none';{asks} style-src {_hash(style)}; script-src {_hash(script)}"
     parts = {
         "policy": html.escape(policy),
         "title": html.escape(readable(title, 120)),
@@ -58,7 +60,12 @@ def fill(title: str, data: dict[str, Any], scripts: list[str]) -> str:
         name, text = piece.split("}}", 1)
         made += [parts[name], text]
     done = "".join(made)
-    assert len(done.encode()) < LIMIT, f"the page has {len(done.encode())} bytes"
+    size = len(done.encode())
+    if size >= LIMIT:
+        raise DataError(
+            f"look: got a page of {size} bytes, expected less than {LIMIT}. Show fewer tokens (rows, --tokens A:B) or "
+            "fewer layers (only, --only PATH)."
+        )
     return done
 
 
@@ -100,11 +107,20 @@ def _data(view: View) -> dict[str, Any]:
     if len(steps) < len(view.steps):
         gone = len(view.steps) - len(steps)
         left.append(left_out(f"the first {gone} of {len(view.steps)} steps of writing", f"前 {gone} 个生成步骤"))
+    lens = _lens(layers, view, left) if layers else None
+    read: dict[str, list[range]] = {"source": [], "target": []}
+    for m in view.maps:
+        read[m.side].append(m.rows)
+        read[m.key_side].append(m.keys)
+    if lens is not None:
+        read["target"].append(range(lens["row0"], view.layers_from + len(layers[0].ids)))
+    if steps:
+        read["target"].append(range((view.written or 0) + len(view.steps) - len(steps) - _BEFORE, len(view.labels)))
     return {
         "title": readable(view.title, 120),
         "about": {"en": _about(view), "zh": _about_chinese(view)},
-        "labels": [readable(text) for text in view.labels],
-        "source": [readable(text) for text in view.source],
+        "labels": _texts(view.labels, read["target"]),
+        "source": _texts(view.source, read["source"]),
         "written": view.written,
         "maps": maps,
         "start": _start(view),
@@ -113,9 +129,15 @@ def _data(view: View) -> dict[str, Any]:
         "foreign": view.foreign,
         "steps": [_step(step, view) for step in steps],
         "step0": len(view.steps) - len(steps),
-        "lens": _lens(layers, view, left) if layers else None,
+        "lens": lens,
         "left_out": [{"en": en, "zh": zh} for en, zh in left],
     }
+
+
+def _texts(texts: list[str], read: list[range]) -> list[str]:
+    """The texts of the places that the page reads, nothing for the others."""
+    wanted = {i for places in read for i in places}
+    return [readable(text) if i in wanted else "" for i, text in enumerate(texts)]
 
 
 def _start(view: View) -> tuple[int, int]:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from brickformer.errors import DataError
-from brickformer.look.ablate import REMOVALS, contributions
+from brickformer.look.ablate import REMOVALS, contributions, passes
 from brickformer.look.lens import Layer, lens
-from brickformer.look.maps import MOST, Map, Pick, left_out, shown
+from brickformer.look.maps import MOST, Map, left_out, picked
 from brickformer.look.stats import dead
 from brickformer.look.watch import Watch
 from brickformer.mask import Span
@@ -93,11 +93,7 @@ def attention(
     device = next(model.parameters()).device
     call = _caller(model, ids, given, device)
     left: list[tuple[str, str]] = []
-    pick = Pick(shown(len(ids), rows, left), only=tuple(only))
-    if given is not None and len(given) > MOST:
-        last = len(given) - 1
-        left.append(left_out(f"source tokens {MOST} to {last}", f"源端第 {MOST} 到 {last} 个词元"))
-        pick = replace(pick, keys=(0, MOST))
+    pick = picked(len(ids), len(given or ()), rows, only, left)
     training = model.training
     model.eval()
     try:
@@ -111,10 +107,10 @@ def attention(
             if logits:
                 part = pick.rows or (0, len(ids))
                 view.layers, view.layers_from = lens(model, call, part), part[0]
-            heads = sum(m.heads for m in maps)
-            if remove and heads <= REMOVALS and len(ids) <= MOST:
+            if remove and passes(model, maps) <= REMOVALS and len(ids) <= MOST:
                 view.measured(contributions(model, maps, call, logits=logits))
             elif remove:
+                heads = sum(m.heads for m in maps)
                 left.append(
                     left_out(f"what {heads} heads contribute when removed", f"{heads} 个头各自移除后的影响(计算量过大)")
                 )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 MOST: Final = 2**16
 """Numbers of a parameter that are looked at."""
 
-_PARTS: Final = {"embed": "embed", "head": "head", "mixer": "mixer", "cross": "cross", "ffn": "ffn", "norm": "norm"}
+_PARTS: Final = frozenset({"embed", "head", "mixer", "cross", "ffn", "norm"})
 
 
 def group(name: str) -> str:
@@ -25,7 +25,7 @@ def group(name: str) -> str:
     parts = name.split(".")
     if any(p.startswith("around") or p in ("norm", "q_norm", "k_norm") for p in parts):
         return "norm"
-    return next((_PARTS[p] for p in parts if p in _PARTS), "rest")
+    return next((p for p in parts if p in _PARTS), "rest")
 
 
 @contextmanager

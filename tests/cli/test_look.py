@@ -28,6 +28,26 @@ def make():
 def empty():
     return nn.Linear(2, 2), torch.ones(2, 2)
 
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.TransformerEncoder(LAYER, 1, enable_nested_tensor=False)
+
+    def forward(self, labels):
+        return self.inner(labels)
+
+def by_name():
+    return Own(), {"labels": torch.randn(1, 3, 16)}, None
+
+def shape():
+    return Own(), torch.randn(1, 3, 5)
+
+def no_axes():
+    return Own(), torch.tensor(3)
+
+def no_list():
+    return Own(), torch.randn(1, 3, 16), 3
+
 def number():
     return 3
 
@@ -95,6 +115,9 @@ def test_the_page_goes_into_the_run_folder(brick: Brick, tiny: Path, tmp_path: P
         (["FOREIGN:empty"], "no attention was seen in Linear"),
         (["FOREIGN:number"], "returned int; expected (model, inputs, tokens)"),
         (["FOREIGN:broken"], "raised ValueError: no"),
+        (["FOREIGN:shape"], "shape: the model raised"),
+        (["FOREIGN:no_axes"], "no_axes: the model raised"),
+        (["FOREIGN:no_list"], "the tokens are int; expected a list of texts"),
         (["FOREIGN:mak"], "did you mean 'make'"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
@@ -117,6 +140,10 @@ def test_anyones_model(brick: Brick, tmp_path: Path) -> None:
     assert said.code == 0 and "layers.0.self_attn" in said.out
     data = json.loads((tmp_path / "look.html").read_text().split('id="data">')[1].split("</script>")[0])
     assert data["labels"] == ["<b>", "b", "c"] and data["foreign"]
+    said = brick("look", f"{tmp_path / 'foreign.py'}:by_name")
+    assert said.code == 0 and "inner.layers.0.self_attn" in said.out
+    data = json.loads((tmp_path / "look.html").read_text().split('id="data">')[1].split("</script>")[0])
+    assert data["labels"] == ["0", "1", "2"]
 
 
 def test_the_live_page_is_for_this_machine_and_has_two_addresses(tiny: Path) -> None:

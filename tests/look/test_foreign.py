@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from brickformer.errors import DataError
 from brickformer.look import foreign
@@ -82,7 +83,7 @@ def test_an_encoder_decoder_of_transformers() -> None:
     config = T5Config(num_layers=1, num_heads=2, d_model=16, d_kv=8, d_ff=16, vocab_size=20, decoder_start_token_id=0)
     model = shaken(T5ForConditionalGeneration(config))
     src, tgt = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[0, 2]])
-    view = foreign(model, input_ids=src, decoder_input_ids=tgt, labels=["<s>", "b"], source=list("wxyz"))
+    view = foreign(model, named={"input_ids": src, "decoder_input_ids": tgt}, labels=["<s>", "b"], source=list("wxyz"))
     model.set_attn_implementation("eager")
     with torch.no_grad():
         out = model(input_ids=src, decoder_input_ids=tgt, output_attentions=True)
@@ -152,6 +153,83 @@ def test_attention_written_out(heads: int | None) -> None:
         expected = model.weights(ids)[0][0]
     torch.testing.assert_close(m.weights, expected if heads else expected[None])
     assert m.stats[0].removed > 0 and m.stats[0].same_token > 0
+
+
+class Einsum(ByHand):
+    """One head, its weights given to einsum: as the first factor, as the second, or in a list."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__(None)
+        self.form = form
+
+    def forward(self, ids: Tensor) -> Tensor:
+        w, v = self.weights(ids)
+        if self.form == "second":
+            y = torch.einsum("bsd,bts->btd", v, w)
+        else:
+            y = torch.einsum("bts,bsd->btd", [w, v]) if self.form == "list" else torch.einsum("bts,bsd->btd", w, v)
+        return self.out(y)
+
+
+@pytest.mark.parametrize("form", ["first", "second", "list"])
+def test_attention_written_with_einsum(form: str) -> None:
+    model, ids = shaken(Einsum(form)), torch.tensor([[1, 2, 3, 4, 1]])
+    (m,) = foreign(model, ids, labels=LETTERS).maps
+    with torch.no_grad():
+        torch.testing.assert_close(m.weights, model.weights(ids)[0])
+        before, (w, v) = model(ids), model.weights(ids)
+        after = model.out(0.0 * (w @ v))
+    assert m.stats[0].removed == pytest.approx(float((before - after).norm() / before.norm()), rel=1e-4)
+
+
+class OneHead(nn.Module):
+    """A fused call on three axes, with a mask of its own for each row of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*self.qkv(x).chunk(3, -1), attn_mask=mask)
+
+
+def test_a_fused_call_on_three_axes_with_a_mask_of_three() -> None:
+    model, x = shaken(OneHead()), torch.randn(2, 5, 8)
+    mask = torch.rand(2, 5, 5) < 0.5
+    mask |= torch.eye(5, dtype=torch.bool)
+    (m,) = foreign(model, x, mask, labels=LETTERS).maps
+    with torch.no_grad():
+        q, k, _ = model.qkv(x).chunk(3, -1)
+    expected = (q @ k.mT / 8**0.5).masked_fill(~mask, -torch.inf).softmax(-1)
+    torch.testing.assert_close(m.weights, expected[:1])
+
+
+class Counting(TorchFunctionMode):
+    """How often torch's own attention is called."""
+
+    calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += func is F.multi_head_attention_forward
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_removal_is_one_call() -> None:
+    model = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 2, enable_nested_tensor=False
+    )
+    with Counting() as counting:
+        foreign(model, torch.randn(1, 5, 16), labels=LETTERS)
+    assert counting.calls == 2 * (2 + 8), "two layers: twice to see the weights, once for each of eight heads"
+
+
+def test_inputs_by_any_name() -> None:
+    class Named(ByHand):
+        def forward(self, labels: Tensor, title: Tensor | None = None) -> Tensor:
+            return super().forward(labels)
+
+    view = foreign(shaken(Named(2)), named={"labels": torch.tensor([[1, 2, 3, 4, 1]])}, labels=LETTERS)
+    assert view.labels == LETTERS and len(view.maps) == 1
 
 
 def test_only_some_rows_and_modules() -> None:

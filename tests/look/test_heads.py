@@ -11,10 +11,13 @@ from torch import Tensor
 from brickformer import GLU, Attention, Decoder, DecoderModel, Encoder, Head, Layer, Mask, Rope, pattern
 from brickformer.errors import DataError
 from brickformer.look import attention
-from brickformer.look.ablate import distance
+from brickformer.look import view as view_module
+from brickformer.look.ablate import distance_from
 from brickformer.look.lens import lens
 from brickformer.look.stats import NAMES, alike, dead, means, row_stats
+from brickformer.mixers.delta import GatedDelta
 from brickformer.mixers.mamba import Mamba
+from brickformer.mixers.mamba2 import Mamba2
 
 TEXT = [3, 1, 4, 1, 5, 3, 1]
 
@@ -118,10 +121,28 @@ def test_a_mixer_without_heads_is_removed_whole() -> None:
     assert found == pytest.approx(float((before.exp() * (before - after)).sum(-1).mean()), rel=1e-3)
 
 
+@pytest.mark.parametrize("mixer", [Mamba2(state=4, heads=3), GatedDelta(heads=3)], ids=["mamba2", "delta"])
+def test_heads_that_are_removed_together_have_one_number_and_cost_one_pass(
+    mixer: Mamba2 | GatedDelta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m = shaken(Decoder(11, 24, (Layer(mixer), Layer(Attention(heads=2)))).build().eval())
+    monkeypatch.setattr(view_module, "REMOVALS", 3)  # one for the mixer, two for the heads of attention
+    whole, heads = attention(m, TEXT).maps
+    found = [s.removed for s in whole.stats]
+    ids = torch.tensor([TEXT])
+    with torch.no_grad():
+        before = m(ids).double().log_softmax(-1)
+        m.stack.layers[0].mixer.out.weight.zero_()
+        after = m(ids).double().log_softmax(-1)
+    expected = float((before.exp() * (before - after)).sum(-1).mean())
+    assert len(found) == 3 and found == pytest.approx([expected] * 3, rel=1e-3)
+    assert all(s.removed > 0 for s in heads.stats)
+
+
 def test_vectors_are_compared_by_length() -> None:
     a = torch.randn(1, 3, 4)
-    assert distance(a, 1.5 * a, logits=False) == pytest.approx(0.5, rel=1e-6)
-    assert distance(a, a + 7.0, logits=True) == pytest.approx(0.0, abs=1e-12), "logits have no zero"
+    assert distance_from(a, logits=False)(1.5 * a) == pytest.approx(0.5, rel=1e-6)
+    assert distance_from(a, logits=True)(a + 7.0) == pytest.approx(0.0, abs=1e-12), "logits have no zero"
 
 
 def test_the_lens_is_the_model_cut_off_after_each_layer() -> None:

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 import torch
 
 from brickformer import GLU, Attention, Decoder, Layer, pattern
+from brickformer.errors import DataError
 from brickformer.look import View, attention
 from brickformer.look.curves import curves_data, curves_page
 from brickformer.look.grid import picture
@@ -94,7 +96,11 @@ def test_nothing_is_fetched_and_nothing_escapes() -> None:
     assert not re.search(
         r"""(src|href)\s*=|@import|url\(|https?://(?!www\.w3\.org/2000/svg)""", html.split('id="data">')[0]
     )
-    assert "default-src &#x27;none&#x27;" in html and "unsafe" not in html
+    assert "default-src &#x27;none&#x27;; style-src" in html and "unsafe" not in html
+    served = curves_page([], "run", steps=1, live=True)
+    assert "connect-src &#x27;self&#x27;" in served and not re.search(
+        "connect-src|img-src", curves_page([], "", steps=1)
+    )
     data = data_of(html)
     assert data["labels"][0] == EVIL[0] and data["labels"][2] == "{{script}}"
     assert not any(c < " " or c in "\u202e\u2028\x7f" for label in data["labels"] for c in label)
@@ -142,6 +148,38 @@ def test_many_layers_of_many_heads_stay_small_and_say_so() -> None:
     assert len(html.encode()) < LIMIT and len(left) == 2 and "of 48 layers" in left[1][0]
 
 
+def test_only_what_is_read_is_written() -> None:
+    made = view(list("abcdefgh"), tokens=300)
+    made.steps, made.written = [], None
+    part = range(200, 210)
+    made.maps = [replace(m, weights=m.weights[:, part][..., part], rows=part, keys=part) for m in made.maps]
+    made.layers, made.layers_from = (
+        [replace(x, ids=x.ids[205:212], p=x.p[205:212], kl=x.kl[205:212]) for x in made.layers],
+        205,
+    )
+    expected = [text if 200 <= i < 212 else "" for i, text in enumerate(made.labels)]
+    made.labels += ["x" * 48] * 150_000  # 7 MB that nobody reads
+    data = data_of(page(made))
+    assert data["labels"][:300] == expected and not any(data["labels"][300:])
+
+
+def test_a_page_that_is_too_large_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brickformer.look.page.LIMIT", 10_000)
+    with pytest.raises(DataError, match=r"expected less than 10000.*--tokens A:B.*--only PATH"):
+        page(view(list("abcdef")))
+
+
+def test_every_word_of_the_page_is_read_and_in_both_languages() -> None:
+    script, more = (files("brickformer.look").joinpath(name).read_text() for name in ("page.js", "training.js"))
+    words, code = script.split("const STATS", 1)
+    english, chinese = (re.findall(r"\b(\w+): \"", part) for part in words.split("zh: {"))
+    assert english == chinese
+    made = {f"{a}_{b}" for a in ("what", "note") for b in ("attention", "hidden", "gradient")}
+    data = {"self", "cross", "loss", "exact", "lr", "grad_norm", "update", "att_entropy", "speed", "train", "val"}
+    read = set(re.findall(r"\w+", code + more)) | made | data
+    assert not set(english) - read
+
+
 def test_the_picture_needs_no_font_it_has_not() -> None:
     """A missing glyph would be a warning, and so an error; a $ alone would be a formula."""
     made = picture(view([*EVIL, "$x_", "₀", "🙂"]))
@@ -165,9 +203,7 @@ def test_the_tables_say_the_same() -> None:
     assert len(lines) == 1 + 4 and len({len(line) for line in lines}) == 1
     assert lines[1].split()[:3] == ["0.mixer", "1", f"{made.maps[0].stats[0].entropy:.2f}"]
     said = layers(made, 80)
-    assert [line.split()[0] for line in said] == ["after", "layers.1", "layers.0", "embed"] or said[0].startswith(
-        "after"
-    )
+    assert [line.split()[0] for line in said] == ["after", "1", "0", "embed"]
     assert len(heads(made, most=2)) == 4
     assert findings(replace(made, dead=[(0, 1)]))[0].endswith("stack.layers.0.mixer 2")
 
