@@ -93,6 +93,21 @@ class Planted:
         return frozenset(found)
 
 
+@dataclass(frozen=True)
+class Clean:
+    """A healthy model. source, changes, make, says: as in Planted."""
+
+    name: str
+    source: str
+    make: str = "make"
+    says: dict[str, Any] = field(default_factory=dict)
+    changes: Changes = ()
+
+    def subject(self) -> Subject:
+        """The model with what is said of it."""
+        return subject_of(self.source, self.changes, self.make, self.says)
+
+
 def _classes(source: str, changes: Changes) -> set[str]:
     """The classes of a specimen in which something was changed."""
     text = text_of(source)

@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-from brickformer.doctor.mutants.bug import Changes, subject_of
+from brickformer.doctor.mutants.accused import ACCUSED
+from brickformer.doctor.mutants.bug import Clean
 from brickformer.doctor.mutants.sampling import READOUT
-from brickformer.doctor.subject import Subject
-
-
-@dataclass(frozen=True)
-class Clean:
-    """A healthy model. source, changes, make, says: as in Planted."""
-
-    name: str
-    source: str
-    make: str = "make"
-    says: dict[str, Any] = field(default_factory=dict)
-    changes: Changes = ()
-
-    def subject(self) -> Subject:
-        """The model with what is said of it."""
-        return subject_of(self.source, self.changes, self.make, self.says)
-
 
 CLEAN: Final[tuple[Clean, ...]] = (
+    *ACCUSED,
     Clean("decoder make", "decoder", "make", {}),
     Clean("decoder make with loss", "decoder", "make", {"loss": "lm_loss"}),
     Clean("rotary make", "rotary", "make", {}),
@@ -52,46 +36,6 @@ CLEAN: Final[tuple[Clean, ...]] = (
     Clean("filters of sampling", "loop", "make", {"filters": "=filters"}),
     Clean("an int8 twin", "loop", "make_outliers", {"twins": "=twins"}),
     Clean("a loss in two parts", "loop", "make", {"loss": "lm_loss", "twins": "=parallel"}),
-    Clean(
-        "positions added in place, one tensor as q, k and v",
-        "seq2seq",
-        "make",
-        {},
-        (("x = self.pos(self.embed(src))", "x = self.embed(src)\n        x += self.pos.table[: x.size(1)]"),),
-    ),
-    Clean(
-        "gradients clipped by value",
-        "loop",
-        "make",
-        {"training": "Step"},
-        (("clip_grad_norm_(self.model.parameters(), 1.0)", "clip_grad_value_(self.model.parameters(), 1e-3)"),),
-    ),
-    Clean(
-        "a smoothing nobody has to give",
-        "rotary",
-        "make",
-        {"loss": "lm_loss"},
-        (
-            ("def lm_loss(model, ids):", "def lm_loss(model, ids, smoothing=0.0):"),
-            ("ids[:, 1:].flatten())", "ids[:, 1:].flatten(), label_smoothing=smoothing)"),
-        ),
-    ),
-    Clean(
-        "two optimizers",
-        "loop",
-        "make",
-        {"training": "Step"},
-        (
-            (
-                "        self.count = 0\n",
-                "        self.count = 0\n        head = list(model.head.parameters())\n"
-                "        self.optimizer.param_groups[0]['params'] = list(model.parameters())[: -len(head)]\n"
-                "        self.other = torch.optim.SGD(head, rate)\n",
-            ),
-            ("        self.optimizer.step()\n", "        self.optimizer.step()\n        self.other.step()\n"),
-            ("self.optimizer.zero_grad()", "self.model.zero_grad()"),
-        ),
-    ),
     Clean("a mixture of experts", "moe", "make", {}),
     Clean("a mixture of experts with its loss", "moe", "make", {"loss": "lm_loss"}),
     Clean("every label counts", "encoder", "make_classifier", {"loss": "class_loss"}),

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from brickformer.doctor.mutants.bug import Planted
-from brickformer.doctor.mutants.clean import Clean
+from brickformer.doctor.mutants.bug import Clean, Planted
 
 
 @dataclass(frozen=True)
