@@ -40,10 +40,10 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
     p.add_argument("--vocab", type=int, help="how many ids it knows")
     p.add_argument("--format", choices=("text", "json", "sarif", "html"), default="text", help="of the report")
     p.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
-    p.add_argument("--seconds", type=float, default=60.0, help="what it may take in all (60)")
+    p.add_argument("--seconds", type=float, default=60.0, help="what one model may take in all (60)")
     p.add_argument("--exam", action="store_true", help="examine the doctor itself on planted bugs and clean variants")
     p.add_argument("--table", metavar="FILE.md", help="with --exam: rebuild the table in this page")
-    p.add_argument("--only", metavar="WORD", help="with --exam: bugs whose name or family holds this word")
+    p.add_argument("--only", metavar="WORD", help="with --exam: what has this word in its name or family")
     p.set_defaults(verb=doctor)
 
 
@@ -57,7 +57,19 @@ def doctor(args: argparse.Namespace) -> int:
     if args.exam:
         from brickformer.cli.exam import exam
 
-        return exam(args.only, args.table)
+        given = [f"--{n}" for n in ("kind", "pad", "vocab") if getattr(args, n) is not None]
+        given += [args.what] if args.what is not None else []
+        given += ["--format"] if args.format != "text" else []
+        if given:
+            raise SpecError(
+                f"brick doctor --exam: got {', '.join(given)}; the exam has models of its own. Leave it out."
+            )
+        if args.only is not None and args.table is not None:
+            raise SpecError("brick doctor --exam --only: a part would replace the whole table. Leave out --table.")
+        return exam(args.only, args.table, args.seconds)
+    for name in ("only", "table"):
+        if getattr(args, name) is not None:
+            raise SpecError(f"brick doctor --{name}: belongs to the exam. Add --exam, or leave it out.")
     if args.what is None:
         raise SpecError("brick doctor: expected FILE.py:make (or --exam).")
     subject = made(args.what)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 BEGIN, END = "<!-- exam: begin -->", "<!-- exam: end -->"
 
 
-def exam(only: str | None, table: str | None) -> int:
+def exam(only: str | None, table: str | None, seconds: float) -> int:
     """Print recall by family, alarms and causes; 1 below 95 % recall, 90 % named, or with a false alarm."""
     from brickformer.doctor import diagnose
     from brickformer.doctor.mutants import BUGS, CLEAN
@@ -20,7 +21,9 @@ def exam(only: str | None, table: str | None) -> int:
     clean = [c for c in CLEAN if only is None or only in c.name]
     if not bugs and not clean:
         raise SpecError(f"brick doctor --exam --only {only}: no bug, family or variant of that name.")
-    result = score(bugs, clean, diagnose, lambda line: print(line, file=sys.stderr, flush=True))
+    result = score(
+        bugs, clean, partial(diagnose, seconds=seconds), lambda line: print(line, file=sys.stderr, flush=True)
+    )
     lines = result.table()
     print("\n".join(lines))
     for name, said in result.alarms:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,8 @@ def _show(lesson: Lesson, seconds: float, no_wait: bool) -> None:
         print("\n".join(_beside(right, broken, screen())) + "\n")
     print(f"question: {lesson.question}")
     if not no_wait and sys.stdin.isatty():
-        input("(your guess, then Enter) ")
+        with contextlib.suppress(EOFError):  # Ctrl-D
+            input("(your guess, then Enter) ")
     right_module, broken_module = lesson.modules()
     print(f"\ntraining both, {seconds / 2:g} s each ...", flush=True)
     right_losses, right_model = train(lesson, right_module, seconds / 2)

@@ -76,7 +76,7 @@ class Exam:
 
         cut makes tensors of two lengths comparable.
         """
-        a, b = self._record(one), self._record(two)
+        a, b = self.record(one), self.record(two)
 
         def bad(xs: list[Tensor], ys: list[Tensor]) -> bool:
             pairs = [cut(x, y) for x, y in zip(xs, ys, strict=False)]
@@ -95,7 +95,7 @@ class Exam:
     @_willing
     def ends(self, one: Callable[[], Any], two: Callable[[], Any]) -> str:
         """The first module in which a difference of the input is lost."""
-        for (path, ins_a, outs_a), (path_b, ins_b, outs_b) in zip(self._record(one), self._record(two), strict=False):
+        for (path, ins_a, outs_a), (path_b, ins_b, outs_b) in zip(self.record(one), self.record(two), strict=False):
             if path != path_b:
                 return ""
             moved_in = any(x.shape == y.shape and not torch.equal(x, y) for x, y in zip(ins_a, ins_b, strict=False))
@@ -104,9 +104,10 @@ class Exam:
                 return path
         return ""
 
-    def _record(
+    def record(
         self, run: Callable[[], Any], model: nn.Module | None = None
     ) -> list[tuple[str, list[Tensor], list[Tensor]]]:
+        """(path, inputs, outputs) of every module's call, in the order in which they returned."""
         seen: list[tuple[str, list[Tensor], list[Tensor]]] = []
         handles = []
         for path, module in (self.p.model if model is None else model).named_modules():
@@ -131,7 +132,7 @@ class Exam:
     @_willing
     def not_finite(self, run: Callable[[], Any], model: nn.Module | None = None) -> str:
         """The first module whose output is not finite although its inputs are."""
-        for path, ins, outs in self._record(run, model):
+        for path, ins, outs in self.record(run, model):
             if path and all(bool(x.isfinite().all()) for x in ins) and any(not bool(x.isfinite().all()) for x in outs):
                 return path if "." not in path or not _plain(self.p.model, path) else _parent(path)
         return ""

@@ -22,7 +22,9 @@ from brickformer.doctor.report import Finding, Report, Verdict, folded
 from brickformer.doctor.subject import Subject
 from brickformer.errors import SpecError
 
-ON_PURPOSE = frozenset({"scale", "padding", "initial weights", "left padding", "sharing", "angles", "length"})
+ON_PURPOSE = frozenset(
+    {"scale", "padding", "initial weights", "left padding", "sharing", "angles", "length", "routing"}
+)
 """What a published architecture may do on purpose (GPT-Neo scales nothing, FNet has no mask): a note, no alarm."""
 LAST = frozenset({"overfit", "random labels"})  # name no cause: only where no error was found
 

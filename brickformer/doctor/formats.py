@@ -8,8 +8,6 @@ from typing import Any
 from brickformer.doctor.probes import PROBES
 from brickformer.doctor.report import Finding, Report
 
-_LEVEL = {"error": "error", "warning": "warning", "note": "note"}
-
 
 def sarif(report: Report, file: str = "", version: str = "0") -> dict[str, Any]:
     """The report as SARIF. file: where make() stands; a result points there and names the module."""
@@ -69,7 +67,7 @@ def _result(f: Finding, report: Report, file: str) -> dict[str, Any]:
     text = f"{f.measured}. Expected: {f.expected}. Cause: {f.cause}. Fix: {f.fix}"
     return {
         "ruleId": _id(f.probe),
-        "level": _LEVEL[f.severity],
+        "level": f.severity,
         "message": {"text": text},
         "locations": [place],
         "partialFingerprints": {"brickDoctor/v1": f"{report.name}:{f.probe}:{f.where}"},

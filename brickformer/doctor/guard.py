@@ -24,18 +24,19 @@ class Budget:
     """How long the whole examination may take; a probe gets a share of what is left.
 
     A call that has begun is not interrupted: the bound is `seconds` and one call more. What counts is the time of the
-    processor, so that a busy machine changes no verdict; of waiting (a device, a disk) a quarter.
+    processor in this thread, so that a busy machine and many threads change no verdict; of waiting (a device, a disk,
+    other threads) a quarter.
     """
 
     seconds: float = 60.0
-    began: tuple[float, float] = field(default_factory=lambda: (time.process_time(), time.monotonic()))
+    began: tuple[float, float] = field(default_factory=lambda: (time.thread_time(), time.monotonic()))
     until: float = float("inf")
     calls: int = 0
 
     @property
     def used(self) -> float:
         """Seconds."""
-        return max(time.process_time() - self.began[0], (time.monotonic() - self.began[1]) / 4)
+        return max(time.thread_time() - self.began[0], (time.monotonic() - self.began[1]) / 4)
 
     def share(self, part: float) -> None:
         """From now on a part of what is left."""

@@ -32,7 +32,7 @@ class Subject:
     that is padded on the left.
     beam: ``beam(model, ids, new, width)`` -> ids of the best hypothesis of each row.
     max_len: the longest sequence it reads. eos: the id that ends a sequence. bos: the id that begins a target.
-    batch: ids, or (src, tgt), as training sees them: the loss on it and its gradients must be finite.
+    batch: ids, (src, tgt) or a dict of arguments, as training sees them: outputs and gradients on it must be finite.
     training: ``training(model)`` -> step, where ``step(ids)`` makes one update as your loop does. A step with
     state_dict() and load_state_dict() is also resumed.
     schedule: ``schedule(step)`` -> learning rate, over `steps` steps.
@@ -67,8 +67,11 @@ class Subject:
     name: str | None = None
 
 
+_ASKED = frozenset({"labels", "valid", "mask", "attention_mask"})
+
+
 def wants(function: Callable[..., Any], count: int) -> bool:
-    """Whether a function takes so many arguments."""
+    """Whether a function is to be given so many arguments: the last has no default, or a name that says what it is."""
     import inspect
 
     try:
@@ -76,4 +79,6 @@ def wants(function: Callable[..., Any], count: int) -> bool:
     except (TypeError, ValueError):
         return False
     plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return len(plain) >= count
+    return len(plain) >= count and (
+        plain[count - 1].default is inspect.Parameter.empty or plain[count - 1].name in _ASKED
+    )

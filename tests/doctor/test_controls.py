@@ -44,6 +44,17 @@ def theirs() -> dict[str, Callable[[], nn.Module]]:
                 pad_token_id=0,
             )
         ),
+        "mixtral": lambda: T.MixtralForCausalLM(
+            T.MixtralConfig(
+                vocab_size=40,
+                hidden_size=32,
+                intermediate_size=48,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                num_local_experts=4,
+            )
+        ),
         "bert": lambda: T.BertForMaskedLM(
             T.BertConfig(
                 vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
@@ -85,7 +96,7 @@ def test_ours(name: str) -> None:
     healthy(OURS[name]().build())
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5", "bart"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral", "bert", "t5", "bart"])
 @pytest.mark.filterwarnings("ignore")
 def test_theirs(name: str) -> None:
     torch.manual_seed(0)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from brickformer import gpt2
 from brickformer.cli import main
 from brickformer.doctor import Subject, diagnose
 from brickformer.doctor.mutants.bug import module_of, text_of
+from brickformer.doctor.subject import wants
 from brickformer.errors import BrickError
+from brickformer.mask import Span
 
 
 def test_the_caller_is_not_disturbed() -> None:
@@ -35,6 +39,38 @@ def test_the_caller_is_not_disturbed() -> None:
     assert [m.training for m in model.modules()] == modes
     assert [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()] == hooks
     assert all(p.grad is None and p.dtype == torch.float32 for p in model.parameters())
+
+
+def test_twins_keep_their_modes() -> None:
+    module = module_of("loop")
+    twins = module.twins()
+    twins["int8"].train().layers[0].eval()
+    before = [m.training for m in twins["int8"].modules()]
+    diagnose(Subject(module.make_outliers(), twins=twins))
+    assert [m.training for m in twins["int8"].modules()] == before
+
+
+def test_what_must_be_given_is_wanted() -> None:
+    assert wants(lambda model, ids, y: 0, 3) and wants(lambda model, ids, labels=None: 0, 3)
+    assert not wants(lambda model, ids, smoothing=0.0: 0, 3)
+    assert not wants(lambda model, ids, new, temperature=1.0, valid=None: 0, 4)
+    assert wants(lambda model, ids, new=20, attention_mask=None: 0, 4)
+
+
+def test_a_model_of_ours_that_counts_padding() -> None:
+    model = gpt2(vocab=40, dim=32, depth=2, heads=4, max_len=32).build()
+
+    class FromTheEdge(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor, at: Span) -> torch.Tensor:
+            return self.inner(x, replace(at, pos=None))
+
+    model.embed.position = FromTheEdge(model.embed.position)
+    report = diagnose(model)
+    assert report.probes == ("left padding",), str(report)
 
 
 def test_what_it_cannot_work_out_it_asks_for() -> None:

@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import nn
 
+from brickformer import doctor
 from brickformer.cli import main
 from brickformer.cli.plot import curves
-from brickformer.doctor import diagnose
+from brickformer.doctor import diagnose, mutants
 from brickformer.doctor.formats import page, sarif
 from brickformer.doctor.guard import Budget, OutOfTime
 from brickformer.doctor.lessons import ALL, LESSONS, batch
@@ -73,14 +74,20 @@ def test_a_model_that_takes_long_is_left_in_time() -> None:
             self.calls = 0
 
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            end = time.process_time() + 0.02
-            while time.process_time() < end:
+            end = time.thread_time() + 0.02
+            while time.thread_time() < end:
                 pass
             return self.out(self.embed(ids).cumsum(1))
 
     report = diagnose(Slow(), kind="decoder", vocab=11, seconds=0.6)
     said = [v for v in report.verdicts if v.outcome == "untested"]
     assert said and all("one call takes about" in v.detail for v in said)
+
+
+def test_the_time_of_other_threads_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = Budget(1000.0)
+    monkeypatch.setattr(time, "process_time", lambda: 1e9)
+    assert budget.used < 1000.0
 
 
 def test_a_budget_counts() -> None:
@@ -125,20 +132,63 @@ def test_every_lesson_trains(lesson: Any) -> None:
     assert all(right != broken for right, broken in lesson.lines())
 
 
-def test_the_exam_rebuilds_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ["model.py:make", "--exam"],
+        ["--exam", "--pad", "0"],
+        ["--exam", "--json"],
+        ["model.py:make", "--table", "doctor.md"],
+        ["model.py:make", "--only", "mask"],
+        ["--exam", "--only", "mask", "--table", "doctor.md"],
+    ],
+)
+def test_no_option_is_dropped_in_silence(
+    bad: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("brickformer.cli.exam.exam", lambda *a: 0)
+    assert main(["doctor", *bad]) == 2
+    assert "brick doctor" in capsys.readouterr().err
+
+
+def test_the_exam_passes_on_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+    real = diagnose
+    monkeypatch.setattr(doctor, "diagnose", lambda s, **k: (given.append(k), real(s))[1])
+    assert main(["doctor", "--exam", "--only", "a window", "--seconds", "7"]) == 0
+    assert given == [{"seconds": 7.0}]
+
+
+def test_no_answer_is_an_answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-D at the question of a lesson."""
+
+    def ends(prompt: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", ends)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    assert main(["trap", "mask-zero", "--seconds", "0.2"]) == 0
+    assert "answer:" in capsys.readouterr().out
+
+
+def test_the_exam_rebuilds_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mutants, "BUGS", tuple(b for b in BUGS if "top_k keeps" in b.name))
+    monkeypatch.setattr(mutants, "CLEAN", ())
     page_ = tmp_path / "doctor.md"
     page_.write_text("before\n<!-- exam: begin -->\nold\n<!-- exam: end -->\nafter\n")
-    assert main(["doctor", "--exam", "--only", "top_k keeps", "--table", str(page_)]) == 0
+    assert main(["doctor", "--exam", "--table", str(page_)]) == 0
     text = page_.read_text()
     assert "| sampling filters | 1 | 1 | 1 | - |" in text and "old" not in text
     assert text.startswith("before\n") and text.endswith("\nafter\n")
     capsys.readouterr()
     page_.write_text("nothing")
-    assert main(["doctor", "--exam", "--only", "top_k keeps", "--table", str(page_)]) == 2
+    assert main(["doctor", "--exam", "--table", str(page_)]) == 2
     assert "exam: begin" in capsys.readouterr().err
 
 
 def test_every_case_of_the_public_list_is_built_or_said_to_be_elsewhere() -> None:
     """The ids that the table of docs/doctor.md counts."""
     built = {case for bug in BUGS for case in bug.cases}
-    assert len(built) >= 86, len(built)
+    assert len(built) == 90 and "R102" not in built  # an accuracy that an evaluation script counted

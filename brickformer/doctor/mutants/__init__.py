@@ -16,8 +16,8 @@ from brickformer.doctor.mutants import (
     training,
     weights,
 )
-from brickformer.doctor.mutants.bug import Planted
-from brickformer.doctor.mutants.clean import CLEAN, Clean
+from brickformer.doctor.mutants.bug import Clean, Planted
+from brickformer.doctor.mutants.clean import CLEAN
 
 BUGS: Final[tuple[Planted, ...]] = (
     *future.BUGS,

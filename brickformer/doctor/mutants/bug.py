@@ -48,6 +48,12 @@ def said(module: ModuleType, says: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def subject_of(source: str, changes: Changes, make: str, says: dict[str, Any]) -> Subject:
+    """A model of a specimen with what is said of it."""
+    module = module_of(source, *changes)
+    return Subject(getattr(module, make)(), **said(module, says))
+
+
 _CALLED: Final = frozenset("loss decode call training schedule beam packed build".split())
 
 
@@ -56,7 +62,6 @@ class Planted:
     """name; probe: that must name it; cases: of the public list. says: more about the subject, by names.
 
     breaks: a change of a finished model of ours (`source` is then the name of a preset), in place of `changes`.
-    note: the doctor notes it and gives no alarm, since it harms nobody who does not provoke it.
     """
 
     name: str
@@ -67,7 +72,6 @@ class Planted:
     make: str = "make"
     says: dict[str, Any] = field(default_factory=dict)
     breaks: Callable[[Any], None] | None = None
-    note: bool = False
     at: str | None = None
 
     def subject(self) -> Subject:
@@ -78,8 +82,7 @@ class Planted:
             model = healthy(self.source)
             self.breaks(model)
             return Subject(model, **self.says)
-        module = module_of(self.source, *self.changes)
-        return Subject(getattr(module, self.make)(), **said(module, self.says))
+        return subject_of(self.source, self.changes, self.make, self.says)
 
     def places(self, model: nn.Module) -> frozenset[str]:
         """The paths of the modules whose lines were changed; none where it is the whole model or a function."""
@@ -88,6 +91,21 @@ class Planted:
         names = _classes(self.source, self.changes) if self.breaks is None else set()
         found = {path for path, m in model.named_modules() if path and type(m).__name__ in names}
         return frozenset(found)
+
+
+@dataclass(frozen=True)
+class Clean:
+    """A healthy model. source, changes, make, says: as in Planted."""
+
+    name: str
+    source: str
+    make: str = "make"
+    says: dict[str, Any] = field(default_factory=dict)
+    changes: Changes = ()
+
+    def subject(self) -> Subject:
+        """The model with what is said of it."""
+        return subject_of(self.source, self.changes, self.make, self.says)
 
 
 def _classes(source: str, changes: Changes) -> set[str]:

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-from brickformer.doctor.mutants.bug import Changes, module_of, said
+from brickformer.doctor.mutants.accused import ACCUSED
+from brickformer.doctor.mutants.bug import Clean
 from brickformer.doctor.mutants.sampling import READOUT
-from brickformer.doctor.subject import Subject
-
-
-@dataclass(frozen=True)
-class Clean:
-    """A healthy model. source, changes, make, says: as in Planted."""
-
-    name: str
-    source: str
-    make: str = "make"
-    says: dict[str, Any] = field(default_factory=dict)
-    changes: Changes = ()
-
-    def subject(self) -> Subject:
-        """The model with what is said of it."""
-        module = module_of(self.source, *self.changes)
-        return Subject(getattr(module, self.make)(), **said(module, self.says))
-
 
 CLEAN: Final[tuple[Clean, ...]] = (
+    *ACCUSED,
     Clean("decoder make", "decoder", "make", {}),
     Clean("decoder make with loss", "decoder", "make", {"loss": "lm_loss"}),
     Clean("rotary make", "rotary", "make", {}),

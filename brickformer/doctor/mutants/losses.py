@@ -65,5 +65,16 @@ BUGS: Final[list[Planted]] = [
         says={**PADDED, "eos": 0},
         cases="R156",
     ),
+    planted(
+        "only the easier half of the tokens counts",
+        "random labels",
+        "rotary",
+        (
+            "logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())",
+            "logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction='none')"
+            ".sort().values[: ids[:, 1:].numel() // 2].mean()",
+        ),
+        says=LM,
+    ),
     planted("a table that is too large", "first loss", "decoder", ("std=0.02", "std=1.0"), says=LM, cases=""),
 ]

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from brickformer.doctor.mutants.bug import Planted
-from brickformer.doctor.mutants.clean import Clean
+from brickformer.doctor.mutants.bug import Clean, Planted
 
 
 @dataclass(frozen=True)
@@ -54,13 +53,13 @@ class Score:
 
     @property
     def recall(self) -> float:
-        """The part of the bugs that was found."""
-        return sum(m.found for m in self.marks) / max(len(self.marks), 1)
+        """The part of the bugs that was found; of none all."""
+        return sum(m.found for m in self.marks) / len(self.marks) if self.marks else 1.0
 
     @property
     def named(self) -> float:
-        """The part of the bugs whose cause came first."""
-        return sum(m.named for m in self.marks) / max(len(self.marks), 1)
+        """The part of the bugs whose cause came first; of none all."""
+        return sum(m.named for m in self.marks) / len(self.marks) if self.marks else 1.0
 
     def families(self) -> Iterator[tuple[str, int, int, int, int, int]]:
         """(family, planted, found, named, with one module to name, that module named)."""

@@ -20,6 +20,28 @@ BUGS: Final[list[Planted]] = [
         ("torch.optim.AdamW(model.parameters(), rate)", "torch.optim.AdamW(model.head.parameters(), rate)"),
         says=STEP,
     ),
+    planted(
+        "one layer is in neither of two optimizers",
+        "training step",
+        "loop",
+        (
+            "        self.count = 0\n",
+            "        self.count = 0\n        head = list(model.head.parameters())\n"
+            "        self.optimizer.param_groups[0]['params'] = list(model.layers.parameters())\n"
+            "        self.other = torch.optim.SGD(head, rate)\n",
+        ),
+        ("        self.optimizer.step()\n", "        self.optimizer.step()\n        self.other.step()\n"),
+        ("self.optimizer.zero_grad()", "self.model.zero_grad()"),
+        says=STEP,
+    ),
+    planted(
+        "zero_grad is missing, clipped by value",
+        "training step",
+        "loop",
+        ("        self.optimizer.zero_grad()\n", ""),
+        ("clip_grad_norm_(self.model.parameters(), 1.0)", "clip_grad_value_(self.model.parameters(), 1e-3)"),
+        says=STEP,
+    ),
     planted("trained in eval()", "training step", "loop", ("self.model.train()", "self.model.eval()"), says=STEP),
     planted(
         "no gradient is left when it steps",

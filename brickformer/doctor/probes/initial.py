@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from brickformer.doctor.exam import Exam, Probe, number
 from brickformer.doctor.report import Finding
@@ -138,11 +137,6 @@ def _branch(name: str, path: str, block: nn.Module) -> str:
     if "." in inside:
         return inside.rpartition(".")[0] if inside.count(".") == 1 else inside.split(".")[0]
     return "."
-
-
-def norm_of(x: Tensor) -> float:
-    """The norm, of a tensor of any type."""
-    return float(torch.linalg.vector_norm(x.detach().float()))
 
 
 PROBE = Probe("initial weights", "padding rows, branches and sizes are what was meant", _run)

@@ -50,7 +50,7 @@ def _run(e: Exam) -> list[Finding]:
     found: list[Finding] = []
     if p.ours or _masks(e):
         found = _read(e, plain, padded, valid)
-    return found or (_decode(e, plain, padded, valid) if _decodes(e) else [])
+    return found or (_decode(e, padded, valid) if _decodes(e) else [])
 
 
 def _read(e: Exam, plain: Tensor, padded: Tensor, valid: Tensor) -> list[Finding]:
@@ -70,8 +70,9 @@ def _read(e: Exam, plain: Tensor, padded: Tensor, valid: Tensor) -> list[Finding
             )
         ]
     moved = float(differ(alone, left[:, 2:]).max())
-    if moved <= max(p.allowed, 1e-8) * 10 or p.ours:
+    if moved <= max(p.allowed, 1e-8) * 10:
         return _half(e, padded, valid)
+    by = next(iter(_masks(e)), "valid")
     where = _positions(e)
     if where:
         ids = (valid.long().cumsum(1) - 1).clamp(min=0)
@@ -83,7 +84,7 @@ def _read(e: Exam, plain: Tensor, padded: Tensor, valid: Tensor) -> list[Finding
             "left padding",
             "note" if hasattr(p.model, "config") else "warning",
             "",
-            f"two paddings on the left, hidden by {_masks(e)[0]}, moved the real tokens by {number(moved)}",
+            f"two paddings on the left, hidden by {by}, moved the real tokens by {number(moved)}",
             "0: a prompt is answered the same however it is padded",
             "positions are counted from the left edge, padding included",
             "position = (mask.cumsum(-1) - 1).clamp(min=0), or relative positions",
@@ -136,7 +137,7 @@ def _half(e: Exam, padded: Tensor, valid: Tensor) -> list[Finding]:
     return []
 
 
-def _decode(e: Exam, plain: Tensor, padded: Tensor, valid: Tensor) -> list[Finding]:
+def _decode(e: Exam, padded: Tensor, valid: Tensor) -> list[Finding]:
     p, new = e.p, 4
     decode = p.subject.decode
     assert decode is not None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
-from brickformer.doctor.exam import Exam, Probe, number
+from brickformer.doctor.exam import Exam, Probe
 from brickformer.doctor.outputs import differ
 from brickformer.doctor.report import Finding
 
@@ -77,45 +75,6 @@ def _run(e: Exam) -> list[Finding]:
     return []
 
 
-def _changed(e: Exam) -> list[Finding]:
-    """The encoder's answer is not written into by the decoder."""
-    p = e.p
-    kept: list[tuple[str, torch.Tensor, torch.Tensor]] = []
-    by: list[str] = []
-    handles = []
-    for path, module in p.model.named_modules():
-
-        def keep(m: object, a: object, out: object, path: str = path) -> None:
-            if isinstance(out, torch.Tensor) and out.ndim == 3:
-                kept.append((path, out, out.clone()))
-
-        def changed(m: object, a: object, out: object, path: str = path) -> None:
-            if not by and path and any(not torch.equal(x, before) for _, x, before in kept):
-                by.append(path.split(".")[0])
-
-        handles.append(module.register_forward_hook(changed))
-        if path.count(".") == 0 and path and "enc" in path.lower():
-            handles.append(module.register_forward_hook(keep))
-    try:
-        p(e.ids)
-    finally:
-        for handle in handles:
-            handle.remove()
-    for path, out, before in kept:
-        moved = float((out - before).abs().max())
-        if moved > p.allowed:
-            return [
-                _finding(
-                    f"the output of {path} was changed by {number(moved)} after it had returned",
-                    "0: the memory is what the encoder said",
-                    "an operation in place (add_, +=, *=) on a name that still means the encoder's output",
-                    "x = x + y instead of x.add_(y), or clone first",
-                    by[0] if by else path,
-                )
-            ]
-    return []
-
-
 def _finding(measured: str, expected: str, cause: str, fix: str, where: str = "") -> Finding:
     return Finding(
         "memory",
@@ -129,4 +88,4 @@ def _finding(measured: str, expected: str, cause: str, fix: str, where: str = ""
     )
 
 
-PROBE = Probe("memory", "the decoder reads every source token", lambda e: _run(e) or _changed(e), _both)
+PROBE = Probe("memory", "the decoder reads every source token", _run, _both)

@@ -62,8 +62,9 @@ def _run(e: Exam) -> list[Finding]:
             "",
             f"after {STEPS} steps on random ids the loss on new random ids is {number(end)}",
             f"ln {len(p.pool(side))} = {number(uniform)}, what guessing costs",
-            "each position is trained on a token that it has seen: the shift, or a leak between model and loss",
-            "loss(logits[:, :-1], ids[:, 1:]), behind a causal mask",
+            "each position is trained on a token that it has seen: the shift, a leak between model and loss, or "
+            "hard tokens that do not count",
+            "loss(logits[:, :-1], ids[:, 1:]), behind a causal mask, the mean over all tokens",
             "train on torch.randint ids and look whether the loss falls",
             "likely",
         )

@@ -21,7 +21,7 @@ from brickformer.doctor.report import Finding
 
 _ROUTER = re.compile(r"gate|router|switch|wg\b|routing", re.IGNORECASE)
 _AUX = re.compile(r"aux|balanc|load|z_?loss|router_loss|moe_loss", re.IGNORECASE)
-_WEIGHT = re.compile(r"aux|balanc|z_?loss|lb_|load|moe_(coef|loss)|coef", re.IGNORECASE)
+_WEIGHT = re.compile(r"aux|balanc|z_?loss|lb_|moe_(coef|loss)", re.IGNORECASE)
 
 
 def routers(model: nn.Module) -> list[tuple[str, str, nn.Module, nn.Module]]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from brickformer.doctor.exam import Exam, Probe, number
+from brickformer.doctor.guard import undropped
 from brickformer.doctor.probes.watch import Seen, watched
 from brickformer.doctor.report import Finding
 
@@ -64,7 +65,7 @@ def _run(e: Exam) -> list[Finding]:
                 "loss.backward(); optimizer.step(); optimizer.zero_grad()",
             )
         ]
-    lost = sorted(set.intersection(*(set(u.missing) for u in ups)))
+    lost = sorted(seen.got - seen.held)
     if lost:
         return [
             _finding(
@@ -74,7 +75,7 @@ def _run(e: Exam) -> list[Finding]:
                 lost[0].rpartition(".")[0],
             )
         ]
-    stale = [u for u in ups[1:] if u.alike is not None and u.alike < 0.995]
+    stale = [u for u in ups[1:] if u.left and u.alike is not None and u.alike < 0.995]
     if len(stale) > len(ups) // 2:
         return [
             _finding(
@@ -108,7 +109,7 @@ def _times(e: Exam, seen: Seen) -> list[Finding]:
     if p.subject.loss is None or k < 2 or len(seen.updates) != STEPS:
         return []
     assert p.subject.training is not None
-    model = _still_model(e)
+    model = undropped(e.p.fresh).float()
     ids = _batch(e, 0)
     src = ids[0] if len(ids) > 1 else None
     with torch.enable_grad():
@@ -129,12 +130,6 @@ def _times(e: Exam, seen: Seen) -> list[Finding]:
             f"(loss / {k}).backward(), weighted by the tokens of each part",
         )
     ]
-
-
-def _still_model(e: Exam) -> nn.Module:
-    from brickformer.doctor.guard import undropped
-
-    return undropped(e.p.fresh).float()
 
 
 def _still(seen: Seen) -> list[Finding]:
@@ -177,7 +172,7 @@ def _not_resumed(e: Exam) -> str | None:
 
 
 def _resume(e: Exam) -> list[Finding]:
-    """2 + 2 steps are 4 steps."""
+    """3 + 3 steps are 6 steps."""
     training = e.p.subject.training
     assert training is not None
 
@@ -214,4 +209,4 @@ def _resume(e: Exam) -> list[Finding]:
 
 
 STEP = Probe("training step", "an update uses this step's gradient, for every weight", _run, _why_not)
-RESUME = Probe("resume", "2 + 2 steps are 4 steps", _resume, _not_resumed)
+RESUME = Probe("resume", "3 + 3 steps are 6 steps", _resume, _not_resumed)

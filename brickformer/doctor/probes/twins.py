@@ -6,6 +6,7 @@ KL(p ‖ p') small for a twin with fewer bits;     loss == loss' for another way
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from brickformer.doctor.exam import Exam, Probe, number
+from brickformer.doctor.guard import copied
 from brickformer.doctor.outputs import differ
 from brickformer.doctor.report import Finding
 
@@ -31,9 +33,17 @@ def _run(e: Exam) -> list[Finding]:
 
 
 def _model(e: Exam, name: str, twin: nn.Module) -> list[Finding]:
+    ids, src = e.p.draw(4), e.p.source(4)
+    modes = [(m, m.training) for m in twin.modules()]
+    try:
+        return _compared(e, name, ids, src, _plain(e), twin.eval())
+    finally:
+        for m, mode in modes:
+            m.training = mode
+
+
+def _compared(e: Exam, name: str, ids: Tensor, src: Tensor | None, whole: nn.Module, other: nn.Module) -> list[Finding]:
     p = e.p
-    ids, src = p.draw(4), p.source(4)
-    whole, other = _plain(e), twin.eval()
     outs: list[Tensor] = []
     with torch.no_grad():
         for model in (whole, other):
@@ -63,9 +73,7 @@ def _model(e: Exam, name: str, twin: nn.Module) -> list[Finding]:
 
 def _plain(e: Exam) -> nn.Module:
     """The model as it came, in its own precision."""
-    import copy
-
-    return copy.deepcopy(e.p.subject.model).cpu().eval()
+    return copied(e.p.subject.model).eval()
 
 
 def _first(e: Exam, a: nn.Module, b: nn.Module, ids: Tensor, src: Tensor | None) -> str:
@@ -73,20 +81,9 @@ def _first(e: Exam, a: nn.Module, b: nn.Module, ids: Tensor, src: Tensor | None)
     kept: list[dict[str, Tensor]] = []
     for model in (a, b):
         outs: dict[str, Tensor] = {}
-        handles = []
-        for path, m in model.named_modules():
-
-            def keep(m: Any, i: Any, o: Any, path: str = path, outs: dict[str, Tensor] = outs) -> None:
-                if isinstance(o, Tensor) and o.is_floating_point():
-                    outs.setdefault(path, o.detach().double())
-
-            handles.append(m.register_forward_hook(keep))
-        try:
-            with torch.no_grad():
-                e.p(ids, src=src, model=model)
-        finally:
-            for handle in handles:
-                handle.remove()
+        for path, _, said in e.record(partial(e.p, ids, src=src, model=model), model):
+            if said:
+                outs.setdefault(path, said[0].double())
         kept.append(outs)
     for path, x in kept[0].items():
         y = kept[1].get(path)

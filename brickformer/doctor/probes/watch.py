@@ -2,7 +2,7 @@
 
 with watched(model) as seen:
     step(ids)
-seen.updates[0].lr, .missing, .stale, .moved
+seen.updates[0].lr, .alike, .left, .moved;   seen.got - seen.held
 """
 
 from __future__ import annotations
@@ -19,25 +19,29 @@ from torch.optim import optimizer as library
 
 @dataclass
 class Update:
-    """One call of optimizer.step(). alike: the cosine between what it used and the gradients since the last one."""
+    """One call of optimizer.step().
+
+    alike: the cosine between what it used and the gradients since the last one (1 where clipped as a whole). left:
+    whether gradients that the last one used were still there when those arrived.
+    """
 
     lr: float
     first_lr: float
-    missing: list[str]
     alike: float | None
+    left: bool
     backward: int
     size: float
     moved: float = 0.0
-    scheduled: bool = False
 
 
 @dataclass
 class Seen:
-    """What happened. asleep: whether a forward with gradients ran in eval()."""
+    """What happened. asleep: a forward with gradients ran in eval(). got, held: what had a gradient, an optimizer."""
 
     updates: list[Update] = field(default_factory=list)
     asleep: bool = False
-    gradient: dict[str, Tensor] = field(default_factory=dict)
+    got: set[str] = field(default_factory=set)
+    held: set[str] = field(default_factory=set)
 
 
 @contextmanager
@@ -47,15 +51,22 @@ def watched(model: nn.Module) -> Iterator[Seen]:
     named = {n: x for n, x in model.named_parameters() if x.requires_grad}
     names = {id(x): n for n, x in named.items()}
     fresh: dict[str, Tensor] = {}
+    left: set[str] = set()
     passes = [0]
     before: dict[str, Tensor] = {}
     first = next(iter(named), "")
 
     def arrived(g: Tensor, n: str) -> None:
-        fresh[n] = fresh[n] + g.detach() if n in fresh else g.detach().clone()
-        passes[0] += n == last_name[0]
+        grad = named[n].grad
+        cleared = grad is None or not bool((grad != 0).any())
+        if cleared:
+            left.discard(n)
+        elif n not in fresh:
+            left.add(n)
+        fresh[n] = g.detach().clone() if cleared or n not in fresh else fresh[n] + g.detach()
+        if n == first:
+            passes[0] = 1 if cleared else passes[0] + 1
 
-    last_name = [first]
     handles: list[Any] = [x.register_hook(lambda g, n=n: arrived(g, n)) for n, x in named.items()]
 
     def awake(m: nn.Module, args: Any) -> None:
@@ -77,14 +88,14 @@ def watched(model: nn.Module) -> Iterator[Seen]:
             Update(
                 max(rates),
                 max(begin),
-                [n for n in fresh if n not in held and bool((fresh[n] != 0).any())],
                 dot / (size * whole) if size * whole > 0 else None,
+                not left.isdisjoint(held),
                 passes[0],
                 size,
-                scheduled=any("initial_lr" in g for g in optimizer.param_groups),
             )
         )
-        seen.gradient = dict(fresh)
+        seen.got |= {n for n, g in fresh.items() if bool((g != 0).any())}
+        seen.held |= set(held)
         before.clear()
         before.update({n: x.detach().clone() for n, x in held.items()})
 
@@ -95,7 +106,9 @@ def watched(model: nn.Module) -> Iterator[Seen]:
         off = sum(float((x.detach() - before[n]).float().square().sum()) for n, x in held.items() if n in before)
         size = sum(float(x.float().square().sum()) for x in before.values())
         seen.updates[-1].moved = (off / max(size, 1e-30)) ** 0.5
-        fresh.clear()
+        for n in held:
+            fresh.pop(n, None)
+            left.discard(n)
         passes[0] = 0
 
     handles.append(library.register_optimizer_step_pre_hook(pre))
