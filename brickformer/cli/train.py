@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from brickformer.recipes import Run, Session
-    from brickformer.recipes.session import Example
+    from brickformer.recipes.examples import Example
     from brickformer.train import Result
 
 ABOUT = """Train a recipe and keep the result in a folder of its own.

@@ -20,8 +20,9 @@ from torch import nn
 
 from brickformer.errors import RunError
 from brickformer.files import write_json, write_whole
-from brickformer.generate import Sampling, Stop, generate
+from brickformer.generate import Stop, generate
 from brickformer.quant import Calibration, Heads, Matrix, Method, Receipt, Scheme, entry, quantize
+from brickformer.recipes.examples import answered, share_exact
 from brickformer.recipes.run import forward
 from brickformer.recipes.trained import Trained
 from brickformer.recipes.weighted import ENTRY, is_quantized, plain_spec
@@ -115,18 +116,9 @@ def measure(trained: Trained, data: Data) -> dict[str, float]:
         octets = sum(len(data.target.decode(ids).encode()) for ids in characters)
         found["bits a byte"] = found["loss"] / math.log(2.0) * tokens / max(1, octets)
     else:
-        found["exact"] = exact_match(trained, data, trained.run.answers)
+        found["exact"] = share_exact(answered(trained, data, trained.run.answers))
     found["ms a token"] = ms_token(trained, data)
     return found
-
-
-def exact_match(trained: Trained, data: Data, most: int) -> float:
-    """The share of held-out sources whose greedy answer is right, end included."""
-    pairs = data.examples()[:most]
-    stop = Stop(max_tokens=data.max_target)
-    results = trained.generate([source for source, _ in pairs], Sampling(), stop).results
-    right = sum(r.finish == "stop" and r.text == said for r, (_, said) in zip(results, pairs, strict=True))
-    return right / max(1, len(pairs))
 
 
 def ms_token(trained: Trained, data: Data) -> float:

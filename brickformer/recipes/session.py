@@ -11,7 +11,6 @@ import json
 import platform
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
@@ -20,8 +19,9 @@ from torch import nn
 
 from brickformer.errors import RunError
 from brickformer.files import write_json
-from brickformer.generate import Sampling, Stop
+from brickformer.generate import Stop
 from brickformer.look.watch import entropies
+from brickformer.recipes.examples import Example, answered, share_exact
 from brickformer.recipes.run import Run, check_lengths, completed, forward
 from brickformer.recipes.trained import Trained, best_device, run_of
 from brickformer.recipes.weighted import is_quantized
@@ -31,16 +31,6 @@ from brickformer.train import Progress, Result, RunFolder, fit, mean_loss
 ROWS: Final = 4
 NEWEST: Final = 64
 """Held-out rows, and tokens of each, whose attention is measured while training: little beside a validation."""
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A held-out source, what the model says, what it should say."""
-
-    source: str
-    output: str
-    expected: str
-    exact: bool
 
 
 @final
@@ -124,7 +114,7 @@ class Session:
         values = {"val_loss": mean_loss(model, self.data.validation(self.run.train.batch), forward)}
         examples = self.examples(self.run.answers)
         if examples:
-            values["exact"] = sum(e.exact for e in examples) / len(examples)
+            values["exact"] = share_exact(examples)
         return values | self.entropies(model)
 
     def entropies(self, model: nn.Module) -> dict[str, float]:
@@ -135,16 +125,7 @@ class Session:
 
     def examples(self, most: int) -> list[Example]:
         """Answers to the first held-out sources, greedy; none for a language model."""
-        pairs = self.data.examples()[:most]
-        if not pairs:
-            return []
-        stop = Stop(max_tokens=self.data.max_target)  # the longest answer and its end
-        results = self.trained.generate([source for source, _ in pairs], Sampling(), stop).results
-        out = []
-        for (source, expected), result in zip(pairs, results, strict=True):
-            text = result.text or ""
-            out.append(Example(source, text, expected, result.finish == "stop" and text == expected))
-        return out
+        return answered(self.trained, self.data, most)
 
     def passage(self, tokens: int) -> tuple[str, str]:
         """The beginning of the held-out text and how the model goes on; for a language model."""

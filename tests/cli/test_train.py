@@ -16,7 +16,7 @@ from cli.conftest import TINY, Brick, contents
 
 from brickformer.cli.train import compared
 from brickformer.recipes import RECIPES, Run, Session, Trained, reverse
-from brickformer.recipes.session import Example
+from brickformer.recipes.examples import Example
 from brickformer.tasks import Reverse
 from brickformer.train import Metrics, RunFolder
 
