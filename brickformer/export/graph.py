@@ -138,8 +138,3 @@ class Graph:
         model = helper.make_model(made, opset_imports=domains, ir_version=10, producer_name="brickformer")
         out: bytes = model.SerializeToString()
         return out
-
-
-def tensor(x: npt.NDArray[Any]) -> Tensor:
-    """The same memory, for torch."""
-    return torch.from_numpy(x)

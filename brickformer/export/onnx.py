@@ -14,13 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from brickformer.embed import Embedding
 from brickformer.errors import SpecError
 from brickformer.export.bricks import Matrix, Site, refused
 from brickformer.export.graph import Graph
-from brickformer.layers import Layer, Stack, StackLayer
+from brickformer.layers import Layer, Stack
 from brickformer.models import AnyModel, DecoderModel, EncoderDecoderModel, EncoderModel
 from brickformer.positions.absolute import LearnedPosition, SinusoidPosition
 
@@ -97,19 +97,15 @@ def _encoder(model: EncoderModel, readers: Stack, matrix: Matrix, max_len: int) 
     site.positions = graph.input("positions", [1, "source"], "INT64")
     x = _layers(site, _embed(site, ids, model.embed), model.stack, model.spec.layers)
     memory = site.norm(x, model.stack.norm, "norm")
-    for i, layer in enumerate(_passes(readers)):
+    for i, layer in enumerate(readers.passes()):
         if layer.cross is not None:
             site.project(memory, layer.cross, f"{i}.cross")
     return graph.bytes("encoder")
 
 
-def _passes(stack: Stack) -> list[StackLayer]:
-    return list(stack.layers) * stack.loops  # type: ignore[return-value]
-
-
 def _layers(site: Site, x: str, stack: Stack, specs: tuple[Layer, ...]) -> str:
     """All layers, without the last norm."""
-    for i, layer in enumerate(_passes(stack)):
+    for i, layer in enumerate(stack.passes()):
         x = site.layer(x, specs[i % len(specs)], layer, str(i))
     return x
 
@@ -122,21 +118,28 @@ def _embed(site: Site, ids: str, embed: Embedding) -> str:
     x = graph.op("Gather", graph.weight("tokens", table), ids)  # type: ignore[arg-type]
     if embed.scale != 1.0:
         x = graph.op("Mul", x, graph.number(embed.scale))
+    if embed.segments is not None:
+        x = graph.add(x, graph.weight("segment", embed.segments.weight[0]))
     match embed.position:
         case None:
             pass
         case LearnedPosition() as learned:
-            x = graph.add(x, graph.op("Gather", graph.weight("places", learned.table.weight), site.positions))
+            x = graph.add(x, graph.op("Gather", graph.weight("places", learned.table.weight[learned.skip :]), site.positions))
         case SinusoidPosition() as waves:
             x = graph.add(x, graph.op("Gather", graph.weight("places", waves.table), site.positions))
         case other:
             raise refused(type(other).__name__, "Learned, Sinusoid or none at the embedding")
-    return site.norm(x, embed.norm, "embed_norm")
+    x = site.norm(x, embed.norm, "embed_norm")
+    return x if isinstance(embed.project, nn.Identity) else site.linear(x, embed.project, "embed_project")
 
 
 def _head(site: Site, x: str, model: DecoderModel) -> str:
     """(1, D) -> (1, V). A tied one that is not coded reads the table."""
     project, graph = model.head.project, site.graph
+    if not isinstance(model.head.transform, nn.Identity):
+        raise refused("a head with a transform", "a head without `transform`")
+    if model.head.scale != 1.0:
+        x = str(graph.op("Mul", x, graph.number(model.head.scale)))
     weight = site.matrix(project)
     if not isinstance(weight, Tensor) or project.weight is not model.embed.tokens.weight:
         return site.linear(x, project, "head")

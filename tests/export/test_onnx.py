@@ -35,8 +35,10 @@ from brickformer.mixers.pointwise import Pointwise
 from brickformer.mixers.shortconv import ShortConv
 from brickformer.models import AnyModel, EncoderDecoderModel, ModelSpec
 from brickformer.moe import MoE
-from brickformer.norms import DynamicTanh, ScaleNorm
+from brickformer.embed import Transform
+from brickformer.norms import DynamicTanh, NoNorm, OffsetRMSNorm, ScaleNorm
 from brickformer.positions import Yarn
+from brickformer.positions.rotary import Dynamic
 from brickformer.quant import NF4, Int4, Int8, Scheme, quantize
 from brickformer.recipes.onnx import matrix_of
 
@@ -77,6 +79,12 @@ SPECS: dict[str, Callable[[], ModelSpec]] = {
     "peri, layerscale": lambda: one(ffn=MLP(40, activation="gelu_tanh"), place="peri", layerscale=0.2),
     "branch, relu2": lambda: one(ffn=GLU(40, activation="relu2"), place="branch", norm=DynamicTanh()),
     "deep, scalenorm": lambda: one(ffn=MLP(40, activation="silu"), place="deep", norm=ScaleNorm()),
+    "heads normed as one": lambda: one(Attention(heads=4, kv_heads=2, position=Rope(), qk_norm_all=RMSNorm())),
+    "offset gains": lambda: one(norm=OffsetRMSNorm()),
+    "no norm before a mixer": lambda: one(mixer_norm=NoNorm()),
+    "rows skipped, segments": lambda: one(Attention(4)).but(embed=Embed(position=Learned(100, skip=2), segments=2)),
+    "narrow table": lambda: one().but(embed=Embed(width=24, norm=LayerNorm()), head=Head(tied=False)),
+    "head scaled": lambda: one().but(head=Head(scaled=True)),
     "loops": lambda: one().but(loops=3),
     "table, norm": lambda: one(Attention(4)).but(
         embed=Embed(position=Learned(100), scaled=True, norm=LayerNorm()), head=Head(tied=False, bias=True)
@@ -155,6 +163,8 @@ REFUSED: dict[str, tuple[Callable[[], ModelSpec], str]] = {
     "lstm": (lambda: one(LSTM()), "lstm"),
     "moe": (lambda: one(ffn=MoE(2, GLU(8))), "moe"),
     "sinks": (lambda: one(Attention(4, sinks=True)), "sinks"),
+    "transform": (lambda: one().but(head=Head(transform=Transform())), "transform"),
+    "dynamic": (lambda: one(Attention(4, position=Rope(scaling=Dynamic(2.0, original=32)))), "Dynamic"),
     "values": (lambda: one(Attention(4, value_residual=True)), "value_residual"),
 }
 
