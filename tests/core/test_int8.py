@@ -43,6 +43,14 @@ def test_a_vector_is_kept_as_defined_and_within_its_bound(numbers: list[float]) 
         assert off <= largest / 127 * (1 + 1e-5), "a tie may fall either way, no more"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("shape", [(2, 3, 700, 250), (1, 1, 1, 5), (0, 2, 3, 4)])
+def test_vectors_expanded_in_pieces_are_those_of_the_formula(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    kept = shrink(torch.randn(shape))
+    numbers, scale = kept[..., : shape[-1]], kept[..., -4:].view(torch.float32)
+    assert torch.equal(expand(kept, shape[-1], dtype), (numbers.float() * scale).to(dtype))
+
+
 def test_zeros_stay_zeros_and_what_is_not_finite_stays_so() -> None:
     assert torch.equal(expand(shrink(torch.zeros(1, 1, 2, 5)), 5, torch.float32), torch.zeros(1, 1, 2, 5))
     for bad in (math.nan, math.inf, -math.inf):
