@@ -103,9 +103,7 @@ def _plain(run: str) -> None:
     from brickformer.train import RunFolder
 
     if is_quantized(RunFolder.open(Path(run).expanduser())):
-        raise RunError(
-            f"{run}: is quantized. Export the run that it was made from; gguf: --dtype q8_0 or q4_0."
-        )
+        raise RunError(f"{run}: is quantized. Export the run that it was made from; gguf: --dtype q8_0 or q4_0.")
 
 
 def _to_onnx(args: argparse.Namespace, target: str | None) -> int:

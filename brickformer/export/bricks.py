@@ -201,9 +201,6 @@ class Site:
     def attention(self, x: str, spec: Attention, module: AttentionMixer, name: str) -> str:
         """Queries, keys, values, positions, the kernel, the output."""
         g = self.graph
-        for what, asked in (("sinks", spec.sinks), ("value_residual", spec.value_residual)):
-            if asked:
-                raise refused(f"attention with {what}", f"attention without {what}")
         width, groups = module.width, module.kv_heads
         cuts = g.ints(*module.qkv.parts)
         q, k, v = g.op("Split", self.linear(x, module.qkv, f"{name}.qkv"), cuts, outputs=3, axis=-1)
@@ -248,8 +245,6 @@ class Site:
 
     def rotate(self, x: str, rope: RopePosition, heads: int, width: int) -> str:
         """cos and sin from tables; pairs as the layout says."""
-        if rope.limit is not None and rope.limit < self.max_len:
-            raise refused("rope with Dynamic scaling", "Ntk or none")
         g, rates = self.graph, rope.rates[torch.float32]
         angle = torch.arange(self.max_len, dtype=torch.float32)[:, None] * torch.tensor(rates)
         key = f"rope_{abs(hash((rates, rope.sharpen)))}"

@@ -14,7 +14,6 @@ from typing import Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from brickformer.errors import BrickError

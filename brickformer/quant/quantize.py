@@ -186,9 +186,7 @@ def linears(model: nn.Module, keep: Iterable[str] = (), *, head: bool = True) ->
     found = {
         p.name: p.module
         for p in places(model, nn.Linear)
-        if isinstance(p.module, nn.Linear)
-        and p.module not in spared
-        and not _kept(p.name, kept)
+        if isinstance(p.module, nn.Linear) and p.module not in spared and not _kept(p.name, kept)
     }
     if not found:
         raise BrickError("quantize: no linear map is left to quantize. Keep fewer of them.")

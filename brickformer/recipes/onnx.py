@@ -30,7 +30,7 @@ from brickformer.generate.feed import Rows
 from brickformer.generate.prefix import Prefix
 from brickformer.generate.rows import Plan, open_rows
 from brickformer.generate.sampling import Uniform
-from brickformer.models import AnyModel, DecoderModel, EncoderDecoderModel, EncoderModel
+from brickformer.models import AnyModel, EncoderDecoderModel
 from brickformer.quant import Int4, Int8, QuantEmbedding, QuantLinear, Scheme, quantize
 from brickformer.quant.codes import Coded
 from brickformer.recipes.trained import Trained
@@ -140,17 +140,17 @@ def compare(model: AnyModel, reader: Reader) -> Gap:
     """Token by token on a drawn row, against the exact product of the same codes."""
     drawn = torch.Generator().manual_seed(0)
 
-    def row(side: DecoderModel | EncoderModel) -> Tensor:
-        limit = side.spec.embed.position.limit() if side.spec.embed.position else None
-        return torch.randint(side.spec.vocab, (1, min(CHECKED, limit or CHECKED)), generator=drawn)
+    def row(vocab: int, most: int) -> Tensor:
+        return torch.randint(vocab, (1, min(CHECKED, most)), generator=drawn)
 
     match model:
         case EncoderDecoderModel():
-            source, ids = row(model.encoder), row(model.decoder)
+            source = row(model.encoder.spec.vocab, reader.max_source)
+            ids = row(model.decoder.spec.vocab, reader.max_len)
             ours = model(source, ids)[0]
             reader.begin(source[0].tolist(), room=len(ids[0]))
         case _:
-            ids = row(model)
+            ids = row(model.spec.vocab, reader.max_len)
             ours = model(ids)[0]
             reader.begin(None, room=len(ids[0]))
     theirs = torch.cat([reader.feed([token]) for token in ids[0].tolist()])
