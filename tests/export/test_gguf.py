@@ -260,6 +260,9 @@ def test_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="already"):
         export_gguf(run, target)
     assert target.read_text() == "mine"
+    with pytest.raises(RunError, match="cannot be written"):
+        export_gguf(run, target / "out.gguf")
+    assert target.read_text() == "mine"
 
 
 def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
