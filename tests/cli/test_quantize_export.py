@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from cli.conftest import Brick, contents
 
+from brickformer import save
+from brickformer.errors import RunError
+from brickformer.recipes import Trained
+
 ITEMS = ["7 1 4", "1 2 3 4", "9 8 7 6 5 4"]
 
 
@@ -126,4 +130,6 @@ def test_a_quantized_run_has_no_other_form(brick: Brick, tiny: Path, tmp_path: P
     for form in ("hf", "gguf"):
         error = brick("export", run, "--to", form, tmp_path / "new").error
         assert "is quantized. Export the run that it was made from; gguf: --dtype q8_0 or q4_0." in error
+    with pytest.raises(RunError, match="the model is quantized"):
+        save(Trained.open(run), tmp_path / "new")
     assert not (tmp_path / "new").exists()
