@@ -11,13 +11,16 @@ Shapes: x (N, I), H (I, I), W (O, I).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor, nn
 
 from brickformer.errors import BrickError
 from brickformer.quant.codes import Coded, row_blocks
+
+DAMP: Final = 0.01
+"""λ as a part of the mean of H's diagonal: what is added to it, lest data that is short be trusted too much."""
 
 Reading = Callable[[nn.Module], object]
 """Has the model read one batch of calibration data."""

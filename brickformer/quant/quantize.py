@@ -30,6 +30,7 @@ from brickformer.quant.gptq import gptq
 from brickformer.quant.grid import Int8, Scheme
 from brickformer.quant.hessian import Reading, gather, in_budget, order_of_calls, output_error
 from brickformer.quant.linear import QuantEmbedding, QuantLinear
+from brickformer.quant.polish import polish
 from brickformer.surgery import get, places, replace
 
 Method = Literal["gptq", "awq"]
@@ -144,7 +145,8 @@ class _Work:
                 hessian, weight = seen.pop(name), _weight(self.model, name)
                 match calibration.method:
                     case "gptq":
-                        self.put(name, gptq(weight, self.of(name), hessian), None, hessian)
+                        coded = gptq(weight, self.of(name), hessian)
+                        self.put(name, polish(weight, coded, hessian), None, hessian)
                     case "awq":
                         self.put(name, *awq(weight.float(), self.of(name), hessian), hessian)
                     case other:
