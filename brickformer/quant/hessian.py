@@ -11,6 +11,7 @@ Shapes: x, x' (N, I), H, D (I, I), W (O, I).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,27 +104,57 @@ def gather(
 ) -> dict[str, Fed]:
     """What each of these linear maps is fed; beside: a model with maps of the same names, to compare with.
 
-    Inputs that are too far from each other to be of one token (an expert was chosen for another) are not compared.
+    Inputs that are too far from each other to be of one token (an expert was chosen for another) are not compared. A
+    reading ends when each map was met as often as in the first one: what comes after these maps is not computed.
     Errors: BrickError: inputs that are not finite.
     """
     known = dict(model.named_modules())
     maps: dict[str, Any] = {name: known[name] for name in names}
     sums = {name: _Sums(m.in_features, m.weight.device, beside is not None) for name, m in maps.items()}
+    tally = _Tally(names)
     handles = [m.register_forward_pre_hook(sums[name].own) for name, m in maps.items()]
+    handles += [m.register_forward_pre_hook(lambda *_, n=name: tally.count(n)) for name, m in maps.items()]
     if beside is not None:
         others = dict(beside.named_modules())
         handles += [others[name].register_forward_pre_hook(sums[name].other) for name in names]
+        handles += [others[name].register_forward_pre_hook(lambda *_, n=name: tally.count(n)) for name in names]
     with _removed(handles), torch.no_grad():
         for reading in readings:
             if beside is not None:
-                reading(beside)
-            reading(model)
+                tally.read(reading, beside)
+            tally.read(reading, model)
             for s in sums.values():
                 s.others.clear()
     for name, found in sums.items():
         if not found.h.isfinite().all():
             raise BrickError(f"{name}: its inputs are not finite on the calibration data. Is the model trained?")
     return {name: found.mean() for name, found in sums.items()}
+
+
+class _Enough(BaseException):
+    """All that was asked for is known."""
+
+
+@final
+class _Tally:
+    """Has readings go on only until all maps were met as often as in the first reading."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names, self.first = names, Counter[str]()
+        self.met = Counter[str]()
+
+    def count(self, name: str) -> None:
+        self.met[name] += 1
+        if all(self.met[n] >= self.first[n] > 0 for n in self.names):
+            raise _Enough
+
+    def read(self, reading: Reading, model: nn.Module) -> None:
+        self.met.clear()
+        try:
+            reading(model)
+        except _Enough:
+            return
+        self.first = self.first or Counter(self.met)
 
 
 @contextmanager

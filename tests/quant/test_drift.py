@@ -52,6 +52,31 @@ def test_inputs_of_two_models_are_compared_token_by_token() -> None:
         assert fed.d is not None and not fed.d.any() and fed.h.any()
 
 
+def test_readings_end_when_all_is_known() -> None:
+    """All inputs of maps that are met twice and once are gathered, of every reading, and what comes after is left."""
+    a, b = nn.Linear(4, 4), nn.Linear(4, 4)
+    after: list[int] = []
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = a, b
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.b(self.a(self.a(x)))
+            after.append(1)
+            return y
+
+    xs = [torch.randn(3, 4) for _ in range(4)]
+    fed = gather(Two(), ["a", "b"], [lambda m, x=x: m(x) for x in xs])
+    x = torch.cat(xs)
+    once = a(x)
+    twice = torch.cat([x, once])
+    torch.testing.assert_close(fed["a"].h, (twice.t() @ twice / 24).detach())
+    torch.testing.assert_close(fed["b"].h, (a(once).t() @ a(once) / 12).detach())
+    assert len(after) == 1, "the first reading counts, the others stop"
+
+
 def test_a_twin_keeps_the_full_model() -> None:
     model = llama(vocab=40, dim=32, depth=2, heads=4, hidden=48, tied=True).build().eval()
     ids = torch.randint(0, 40, (2, 9))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -58,7 +59,7 @@ def test_no_sweep_does_harm_and_the_first_ones_help(scheme: Scheme, start, monke
     coded = start(w, scheme, h)
     costs = [cost(w, polish(w, coded, h, sweeps=n), h) for n in range(4)]
     torch.testing.assert_close(costs[0], cost(w, coded, h))
-    for before, after in zip(costs, costs[1:], strict=False):
+    for before, after in pairwise(costs):
         assert (after <= before * (1 + 1e-4)).all()
     assert costs[-1].sum() < 0.9 * costs[0].sum()
 
