@@ -110,7 +110,7 @@ def test_files_that_were_cut_or_altered_are_refused(quantized: Path, tmp_path: P
         refused("its numbers are not those that were quantized")
     name = next(iter(said["quantized"]["modules"]))
     for entry, what in (
-        (None, "entry is broken"),
+        (None, "entry of spec.json is broken"),
         ({**said["quantized"], "format": 7}, "format 7"),
         ({**said["quantized"], "modules": {}}, "does not fit spec.json"),
         (
@@ -119,7 +119,7 @@ def test_files_that_were_cut_or_altered_are_refused(quantized: Path, tmp_path: P
         ),
         ({**said["quantized"], "modules": {**said["quantized"]["modules"], name: {"kind": "int5"}}}, "int5"),
         ({**said["quantized"], "modules": {**said["quantized"]["modules"], name: {"kind": "int8"}}}, "does not fit"),
-        ({**said["quantized"], "modules": {**said["quantized"]["modules"], name: 3}}, "entry is broken"),
+        ({**said["quantized"], "modules": {**said["quantized"]["modules"], name: 3}}, "entry of spec.json is broken"),
     ):
         spec.write_text(json.dumps({**said, "quantized": entry}))
         refused(what)
