@@ -131,7 +131,6 @@ JOBS: dict[str, tuple[str, Callable[[Trained, Calibration], object]]] = {
     "int8 to nearest": ("float32", lambda t, c: quantize(t.model, Int8())),
     "int4 to nearest": ("float32", lambda t, c: quantize(t.model, Int4())),
     "int4 by GPTQ": ("float32", lambda t, c: quantize(t.model, Int4(), c)),
-    "int4 by AWQ": ("float32", lambda t, c: quantize(t.model, Int4(), replace(c, method="awq"))),
     "open in int4": ("int4", lambda t, c: read(t)),
 }
 
@@ -153,7 +152,7 @@ def peak(what: str, folder: Path) -> None:
     """In a process of its own: the peak above what the interpreter and its imports take, on standard output."""
     place, job = JOBS[what]
     ids = torch.randint(0, 60, (2, 64), generator=torch.Generator().manual_seed(0))
-    calibration = Calibration([lambda m: m(ids)] * 4)
+    calibration = Calibration([lambda m: m(ids)] * 2)
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     trained = Trained.open(folder / place, device=torch.device("cpu"))
@@ -200,8 +199,8 @@ def memory(args: argparse.Namespace, missing: list[str]) -> list[str]:
             goals.append((what, "1.00 × (model + one layer)", 1.0, most / (whole + layer)))
     note = (
         f"The decoder of 134 M parameters, {whole / 1e6:.0f} MB in float32, a layer {layer / 1e6:.0f} MB. Peak of "
-        "resident memory, the interpreter and its imports taken off. A run is opened, coded and saved, by GPTQ and AWQ "
-        "with four readings of 2 × 64 tokens, whose activations are part of the peak."
+        "resident memory, the interpreter and its imports taken off. A run is opened, coded and saved, by GPTQ "
+        "with two readings of 2 × 64 tokens, whose activations are part of the peak."
     )
     return [judged(goals), table(("what", "peak, MB"), rows), note]
 

@@ -35,10 +35,8 @@ WAYS: dict[str, tuple[Scheme, Method | None, Heads]] = {
     "int4, AWQ": (Int4(), "awq", "same"),
     "int4, GPTQ": (Int4(), "gptq", "same"),
     "int4, GPTQ, head int8": (Int4(), "gptq", "int8"),
-    "int4, zero points, GPTQ, head int8": (Int4(symmetric=False), "gptq", "int8"),
     "nf4, to nearest": (NF4(), None, "same"),
     "nf4, GPTQ": (NF4(), "gptq", "same"),
-    "nf4, GPTQ, head int8": (NF4(), "gptq", "int8"),
     "nf4 in groups of 32, GPTQ, head int8": (NF4(group=32), "gptq", "int8"),
 }
 GOALS = {"int8, to nearest": 0.005, "int4, GPTQ": 0.02, "nf4, GPTQ": 0.03}
@@ -84,8 +82,8 @@ def quality(args: argparse.Namespace, missing: list[str]) -> list[str]:
     note = (
         f"Δ loss in nats a token. To round by: {ROWS} × 256 tokens that the 656 k model wrote, {BATCHES} batches of "
         "12 × 64 characters of training data. Measured on 64 other texts that it wrote, on 512 held-out windows of "
-        f"tinyshakespeare (`brick train text`, {learnt} steps), and on 500 held-out sequences of the reversal, these to "
-        "nearest."
+        f"tinyshakespeare (`brick train text`, {learnt} steps), and on 500 held-out sequences of the "
+        "reversal, these to nearest."
     )
     return [
         table(("goal", "at most", "measured", ""), goals),

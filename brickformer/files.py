@@ -12,10 +12,11 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from brickformer.errors import RunError
@@ -104,11 +105,19 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(named tensors, metadata) of a safetensors file, tied names included. Errors: RunError: missing or broken."""
+    """(named tensors, metadata) of a safetensors file, tied names included. Errors: RunError: missing or broken.
+
+    Each tensor has memory of its own: views of a mapped file would keep all of it until the last one is gone.
+    """
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
+        with safetensors.safe_open(path, framework="pt") as file, open(path, "rb") as raw:
             metadata = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+            start = 8 + int.from_bytes(raw.read(8), "little")
+            header = json.loads(raw.read(start - 8))
+            tensors = {}
+            for name in file.keys():  # noqa: SIM118  (not a dict)
+                raw.seek(start + header[name]["data_offsets"][0])
+                tensors[name] = _filled(torch.empty_like(file.get_tensor(name)), raw)
         tied = json.loads(metadata.pop("tied", "{}"))
         return {**tensors, **{alias: tensors[name] for alias, name in tied.items()}}, metadata
     except FileNotFoundError:
@@ -118,6 +127,13 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise RunError(f"{path}: broken ({reason}). Restore it from a copy, or use another run.") from None
     except OSError as e:
         raise RunError(f"{path}: cannot be read: {e.strerror or e}.") from None
+
+
+def _filled(tensor: Tensor, raw: BinaryIO) -> Tensor:
+    """The tensor with the next bytes of a file."""
+    if tensor.numel():
+        raw.readinto(tensor.view(-1).view(torch.uint8).numpy())  # type: ignore[attr-defined]
+    return tensor
 
 
 def _untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
