@@ -116,8 +116,10 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             header = json.loads(raw.read(start - 8))
             tensors = {}
             for name in file.keys():  # noqa: SIM118  (not a dict)
+                shape = header[name]["shape"]
+                like = file.get_slice(name)[:0] if shape else file.get_tensor(name)  # of its type, nothing is read
                 raw.seek(start + header[name]["data_offsets"][0])
-                tensors[name] = _filled(torch.empty_like(file.get_tensor(name)), raw)
+                tensors[name] = _filled(torch.empty(shape, dtype=like.dtype), raw)
         tied = json.loads(metadata.pop("tied", "{}"))
         return {**tensors, **{alias: tensors[name] for alias, name in tied.items()}}, metadata
     except FileNotFoundError:

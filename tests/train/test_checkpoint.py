@@ -151,6 +151,7 @@ def test_tensors_come_back_with_bits_types_shapes_and_notes(tmp_path: Path) -> N
     for name, t in tensors.items():
         torch.testing.assert_close(back[name], t, rtol=0, atol=0, equal_nan=True)
         assert (back[name].dtype, back[name].shape) == (t.dtype, t.shape)
+        assert back[name].untyped_storage().nbytes() == t.nbytes, "a view would keep the whole file in memory"
 
 
 def test_tied_tensors_are_stored_once_and_overlapping_ones_whole(tmp_path: Path) -> None:
