@@ -151,8 +151,10 @@ class Writer:
         return self.decoder.init_state(batch, max_len, cache=self.cache)
 
     def repack(self) -> None:
-        """A batch of answers begins: weights may have changed since the last one."""
+        """A batch of answers begins: weights may have changed since the last one, and modules too."""
         self._single = None
+        if self.compiled is not None:
+            self.compiled.renew()
 
     def step(self, ids: Int[Tensor, "B 1"], state: StackState) -> Float[Tensor, "B V"]:
         """Logits after one more token a row."""
