@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, fx
 
 from brickformer.errors import BrickError, RunError
+from brickformer.linear import CodedMap
 from brickformer.models import DecoderModel
 from brickformer.state import StackState
 
@@ -52,6 +53,9 @@ class CompiledStep:
 
     def _open(self) -> Any:
         decoder = self._decoder
+        for module in decoder.modules():
+            if isinstance(module, CodedMap):
+                module.product()  # made now: a graph that is being compiled has no hands to pack weights with
 
         def step(ids: Tensor, state: StackState) -> Tensor:
             return decoder.logits(decoder.hidden(ids, None, state))[:, -1]

@@ -150,3 +150,33 @@ def test_one_row_in_machine_code_is_the_product(gen: Any) -> None:
             made = torch.compile(lambda x, w, b: product(x.tanh() * 2, w, b), fullgraph=True)(x, w, b if bias else None)
             assert made.dtype is dtype and made.shape == (1, 1, outputs)
             assert float((made.double() - exact).abs().max()) <= near * float(exact.abs().max()) * 4
+
+
+@pytest.mark.parametrize("scheme", ["Int8()", "Int4()", "Int4(symmetric=False)", "NF4()"])
+def test_coded_weights_are_compiled_too(scheme: str, gen: Any, worlds: Any) -> None:
+    """One row of int8 is spelled out, exactly; the others have the products they have anyway."""
+    quant = importlib.import_module("brickformer.quant")
+    model, stop = worlds.decoder(depth=1).float(), gen.Stop(max_tokens=5)
+    made = quant.quantize(model, eval(scheme, vars(quant)))
+    assert made
+    quick = gen.Writer(model, compiled="eager")
+    for prompts in (worlds.PROMPTS[:1], worlds.PROMPTS[:2]):
+        ours, theirs = (gen.generate(w, prompts, gen.GREEDY, stop).results for w in (quick, model))
+        for mine, other in zip(ours, theirs, strict=True):
+            assert mine.tokens == other.tokens
+            assert mine.logprobs == pytest.approx(other.logprobs, abs=0.02)
+
+
+def test_one_row_of_int8_in_machine_code_is_exact(gen: Any) -> None:
+    quant = importlib.import_module("brickformer.quant")
+    for outputs, inputs, bias in ((7, 5, False), (33, 130, True)):
+        linear, x = torch.nn.Linear(inputs, outputs, bias=bias), torch.randn(1, inputs)
+        coded = quant.encode(linear.weight, quant.Int8())
+        divide = torch.rand(inputs) + 0.5
+        ours = quant.QuantLinear(quant.Int8(), (outputs,), inputs, bias=linear.bias, divide=divide, coded=coded)
+        exact = torch.nn.functional.linear(
+            x.double(), ours.weight.double(), None if linear.bias is None else linear.bias.double()
+        )
+        with torch.no_grad():
+            got = torch.compile(ours, fullgraph=True)(x)
+        torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-6)
