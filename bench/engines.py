@@ -1,4 +1,4 @@
-"""Engines that write, each in a process of its own: what bench/decode.py starts and tells to go.
+"""Engines that write, each in a process of its own: what bench/decode.py and bench/quant.py start.
 
     python bench/engines.py '{"engine": "ours, packed", "model": "translate", "threads": 2}'
 
@@ -76,27 +76,38 @@ def prompts(wish: Wish) -> list[list[int]]:
 # ---- ours
 
 
-def built(wish: Wish) -> Any:
-    """Our model, random weights."""
+def built(wish: Wish, scheme: str = "") -> Any:
+    """Our model, random weights; in a scheme where one is named."""
     import torch
 
     from brickformer.presets import llama, vaswani
+    from brickformer.quant import Int4, Int8, quantize
 
     torch.set_num_threads(wish.threads)
     torch.manual_seed(0)
     s = size(wish)
     make = vaswani if wish.model == "translate" else llama
     model = make(vocab=s.vocab, dim=s.dim, depth=s.depth, heads=s.heads, hidden=s.hidden).build().eval()
-    return model.to(getattr(torch, wish.dtype))
+    model = model.to(getattr(torch, wish.dtype))
+    if scheme:
+        quantize(model, {"int8": Int8, "int4": Int4}[scheme]())
+    return model
 
 
-def ours(wish: Wish, *, packed: bool = False, compiled: bool = False, use_cache: bool = True) -> Job:
-    """`generate`, as a user calls it."""
+def onnx(wish: Wish, scheme: str = "") -> Job:
+    """Our graphs in ONNX Runtime (bench/graphs.py)."""
+    import graphs
+
+    return graphs.job(wish, built(wish, scheme), prompts(wish))
+
+
+def ours(wish: Wish, *, packed: bool = False, compiled: bool = False, use_cache: bool = True, scheme: str = "") -> Job:
+    """`generate`, as a user calls it. scheme: of the weights, int8 or int4, to nearest."""
     from brickformer.generate import Stop, Writer, generate
 
     start = [0] if wish.model == "translate" else None
     more: dict[str, Any] = {"start": start} if start else {}
-    writer = Writer(built(wish), packed=packed, compiled=compiled, cache=wish.cache, **more)
+    writer = Writer(built(wish, scheme), packed=packed, compiled=compiled, cache=wish.cache, **more)
     return lambda: generate(writer, prompts(wish), stop=Stop(max_tokens=wish.tokens), use_cache=use_cache)
 
 
@@ -284,6 +295,10 @@ ENGINES: dict[str, Callable[[Wish], Job]] = {
     "ours, no cache": partial(ours, use_cache=False),
     "ours, packed steps": growth,
     "ours, compiled steps": partial(growth, compiled=True),
+    **{f"ours, {s}": partial(ours, packed=True, scheme=s) for s in ("int8", "int4")},
+    **{f"ours, compiled {s}": partial(ours, compiled=True, scheme=s) for s in ("int8", "int4")},
+    "ONNX Runtime": onnx,
+    **{f"ONNX Runtime {s}": partial(onnx, scheme=s) for s in ("int8", "int4")},
     "bare F.linear": products,
     "transformers": transformers,
     "transformers, no cache": partial(transformers, use_cache=False),

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from brickformer.positions import Alibi, Learned, Rope, Sinusoid, T5Bias
     from brickformer.presets import bert, gpt2, llama, vaswani
     from brickformer.proof import check
-    from brickformer.recipes import Run, Session, Trained, load, save
+    from brickformer.recipes import Run, Session, Trained
+    from brickformer.recipes.published import load, save
     from brickformer.spec import Spec
     from brickformer.tasks import Pairs, Reverse, Text
     from brickformer.train import AdamW, Muon, Training
@@ -56,7 +57,8 @@ _WHERE = {
     "positions": "Alibi Learned Rope Sinusoid T5Bias",
     "presets": "bert gpt2 llama vaswani",
     "proof": "check",
-    "recipes": "Run Session Trained load save",
+    "recipes": "Run Session Trained",
+    "recipes.published": "load save",
     "spec": "Spec",
     "tasks": "Pairs Reverse Text",
     "train": "AdamW Muon Training",

@@ -274,7 +274,7 @@ class Stack(nn.Module):
         self, x: Float[Tensor, "B T D"], at: Span, state: StackState | None = None, memory: Memory | None = None
     ) -> Float[Tensor, "B T D"]:
         """(B, T, D) -> (B, T, D). The state learns the tokens at `at` and moves its clock."""
-        passes = self._passes()
+        passes = self.passes()
         told = replace(at, values=passes[0].values(x)) if self.tells else at
         if state is None:
             for layer in passes:
@@ -293,13 +293,13 @@ class Stack(nn.Module):
 
     def mixers(self) -> list[Mixer]:
         """The mixer of each layer, in order."""
-        return [layer.mixer for layer in self._passes()[: len(self.layers)]]
+        return [layer.mixer for layer in self.passes()[: len(self.layers)]]
 
     def branches(self) -> list[tuple[Residual, nn.Module]]:
         """The residuals of all layers with what runs inside them, each once, in order."""
-        return [branch for layer in self._passes()[: len(self.layers)] for branch in layer.branches()]
+        return [branch for layer in self.passes()[: len(self.layers)] for branch in layer.branches()]
 
-    def _passes(self) -> list[StackLayer]:
+    def passes(self) -> list[StackLayer]:
         """The layers in the order in which a vector meets them."""
         return list(self.layers) * self.loops  # type: ignore[return-value]
 
@@ -309,7 +309,7 @@ class Stack(nn.Module):
         """An empty state for `batch` rows of at most `max_len` tokens. Errors: StateError where a mixer keeps none."""
         check_cache(cache)
         made = []
-        for i, layer in enumerate(self._passes()):
+        for i, layer in enumerate(self.passes()):
             try:
                 own = layer.init_state(batch, max_len, device=device, dtype=dtype)
             except StateError as e:

@@ -1,6 +1,6 @@
 """Surgery: find modules of a model, ours or a foreign one, and put others in their place.
 
-    for place in linears(model): replace(model, place.name, made_from(place.module))
+    for place in list(places(model, nn.Linear)): replace(model, place.name, made_from(place.module))
 
 A module that stands in several places (a layer met in a loop, a shared expert) is found once, under its first name, and
 replaced everywhere.

@@ -52,3 +52,8 @@ def test_a_name_that_is_not_there() -> None:
 def test_the_package_does_not_wait_for_torch() -> None:
     code = "import brickformer, sys; dir(brickformer); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=dict(os.environ), check=True)
+
+
+def test_recipes_do_not_wait_for_the_tables_of_others() -> None:
+    code = "import brickformer.recipes, sys; sys.exit(any(m.startswith('brickformer.hf') for m in sys.modules))"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=dict(os.environ), check=True)

@@ -30,7 +30,7 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("run", metavar="RUN", help="a folder that `brick train`, `import` or `quantize` made")
+    p.add_argument("run", metavar="RUN", help="a folder that `brick train`, `import` or (onnx) `quantize` made")
     p.add_argument(
         "--to",
         nargs="+",
@@ -76,6 +76,7 @@ def _to_hf(args: argparse.Namespace, target: str) -> int:
     from brickformer.recipes import Trained
     from brickformer.recipes.published import save
 
+    _plain(args.run)
     saved = save(Trained.open(args.run, device=torch.device("cpu")), target, family=args.family)
     print(f"{saved.path}: {saved.family.model_type}; {saved.check}")
     return 0
@@ -87,11 +88,22 @@ def _to_gguf(args: argparse.Namespace, target: str) -> int:
     from brickformer.recipes import Trained
     from brickformer.recipes.gguf import export_gguf
 
+    _plain(args.run)
     trained = Trained.open(args.run, device=torch.device("cpu"))
     path = Path(target).expanduser()
     made = export_gguf(trained, path, args.dtype or "f16", tokenizer=not args.no_tokenizer)
     print(f"{path}: {made}")
     return 0
+
+
+def _plain(run: str) -> None:
+    """Errors: RunError where the weights of a run are coded: the other formats have codes of their own."""
+    from brickformer.errors import RunError
+    from brickformer.recipes.weighted import is_quantized
+    from brickformer.train import RunFolder
+
+    if is_quantized(RunFolder.open(Path(run).expanduser())):
+        raise RunError(f"{run}: is quantized. Export the run that it was made from; gguf: --dtype q8_0 or q4_0.")
 
 
 def _to_onnx(args: argparse.Namespace, target: str | None) -> int:
@@ -100,7 +112,7 @@ def _to_onnx(args: argparse.Namespace, target: str | None) -> int:
 
     scheme = {None: None, 8: Int8(), 4: Int4()}[args.bits]
     out = None if target is None else Path(target).expanduser()
-    folder, gap, _ = export_run(Path(args.run).expanduser(), scheme, out)
+    folder, gap = export_run(Path(args.run).expanduser(), scheme, out)
     print(f"{folder}: {described(folder)}")
     print(f"checked in ONNX Runtime: {gap}")
     return 0

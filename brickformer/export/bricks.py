@@ -26,7 +26,7 @@ from brickformer.mixers.base import MixerSpec
 from brickformer.mixers.cross import CrossAttention
 from brickformer.mixers.pointwise import Pointwise
 from brickformer.mixers.shortconv import ShortConv
-from brickformer.norms import LayerScale, ScaledLength, Squash
+from brickformer.norms import LayerScale, OffsetRootMeanSquare, ScaledLength, Squash
 from brickformer.positions.rotary import Rope, RopePosition
 
 Matrix = Callable[[nn.Module], Tensor | Blocks]
@@ -117,6 +117,9 @@ class Site:
             case nn.RMSNorm():
                 gain = g.weight(f"{name}.gain", module.weight)
                 return str(g.op("SimplifiedLayerNormalization", x, gain, axis=-1, epsilon=module.eps))
+            case OffsetRootMeanSquare():
+                gain = g.weight(f"{name}.gain", 1.0 + module.weight.float())
+                return str(g.op("SimplifiedLayerNormalization", x, gain, axis=-1, epsilon=module.eps))
             case LayerScale():
                 return str(g.op("Mul", x, g.weight(f"{name}.gain", module.gain)))
             case Squash():
@@ -198,12 +201,11 @@ class Site:
     def attention(self, x: str, spec: Attention, module: AttentionMixer, name: str) -> str:
         """Queries, keys, values, positions, the kernel, the output."""
         g = self.graph
-        for what, asked in (("sinks", spec.sinks), ("value_residual", spec.value_residual)):
-            if asked:
-                raise refused(f"attention with {what}", f"attention without {what}")
         width, groups = module.width, module.kv_heads
         cuts = g.ints(*module.qkv.parts)
         q, k, v = g.op("Split", self.linear(x, module.qkv, f"{name}.qkv"), cuts, outputs=3, axis=-1)
+        q = self.norm(q, module.q_norm_all, f"{name}.q_norm_all")
+        k = self.norm(k, module.k_norm_all, f"{name}.k_norm_all")
         q = self.place(self.head_norm(q, module.q_norm, spec.heads, f"{name}.q_norm"), spec, module, spec.heads, name)
         k = self.place(self.head_norm(k, module.k_norm, groups, f"{name}.k_norm"), spec, module, groups, name)
         wide = -(-width // HEAD) * HEAD

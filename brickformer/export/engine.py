@@ -47,7 +47,8 @@ class Reader:
             raise RunError(f"the graph cannot be loaded: {str(e).splitlines()[0][:200]}. Export it again.") from None
         self.caches: dict[str, list[int | str]] = dict(facts["caches"])
         self.crosses: list[str] = list(facts["crosses"])
-        self.vocab, self.max_len = int(facts["vocab"]), int(facts["max_len"])
+        self.vocab = int(facts["vocab"])
+        self.max_len, self.max_source = int(facts["max_len"]), int(facts["max_source"])
         self.length = self.room = 0
         self.binding: Any = None
         self.buffers: dict[str, Any] = {}
@@ -58,11 +59,19 @@ class Reader:
         return sum(b.numpy().nbytes for b in self.buffers.values())
 
     def begin(self, source: Sequence[int] | None = None, room: int = STEP) -> None:
-        """A new row. source: what the encoder reads. room: slots that will be needed, as far as that is known."""
+        """A new row. source: what the encoder reads. room: slots that will be needed, as far as that is known.
+
+        Errors: StateError for a source past the encoder's positions.
+        """
         self.length, self.room, self.buffers = 0, 0, {}
         self.memory: dict[str, Any] = {}
         if "encoder" in self.sessions:
             assert source is not None
+            if len(source) > self.max_source:
+                raise StateError(
+                    f"the exported graph reads {self.max_source} positions of a source; got {len(source)} tokens. "
+                    "Shorten the text, or export a model with more."
+                )
             given = {"ids": np.array([source], np.int64), "positions": np.arange(len(source), dtype=np.int64)[None]}
             names = [o.name for o in self.sessions["encoder"].get_outputs()]
             found = self.sessions["encoder"].run(names, given)

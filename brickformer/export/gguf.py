@@ -9,6 +9,7 @@ the table of tokens and the head are kept in q8_0: they are read once a token an
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Iterable, Mapping
 from contextlib import closing
@@ -97,7 +98,8 @@ def write_gguf(
                     writer.write_tensor_data(gguf.quantize(whole, raw[there]))
             part.rename(path)
     except BaseException:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the target may lie in what is no folder
+            part.unlink(missing_ok=True)
         raise
     return Written(path, kind, path.stat().st_size, tuple(kept))
 

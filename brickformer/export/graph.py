@@ -14,7 +14,6 @@ from typing import Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from brickformer.errors import BrickError
@@ -138,8 +137,3 @@ class Graph:
         model = helper.make_model(made, opset_imports=domains, ir_version=10, producer_name="brickformer")
         out: bytes = model.SerializeToString()
         return out
-
-
-def tensor(x: npt.NDArray[Any]) -> Tensor:
-    """The same memory, for torch."""
-    return torch.from_numpy(x)

@@ -14,15 +14,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from brickformer.embed import Embedding
 from brickformer.errors import SpecError
 from brickformer.export.bricks import Matrix, Site, refused
+from brickformer.export.fields import check_said
 from brickformer.export.graph import Graph
-from brickformer.layers import Layer, Stack, StackLayer
+from brickformer.layers import Layer, Stack
 from brickformer.models import AnyModel, DecoderModel, EncoderDecoderModel, EncoderModel
-from brickformer.positions.absolute import LearnedPosition, SinusoidPosition
+from brickformer.positions.absolute import AbsolutePositionSpec, LearnedPosition, SinusoidPosition
+from brickformer.positions.rotary import RopeScaling
+from brickformer.spec import Spec
 
 MAX_LEN: Final = 4096
 """Rows of rotary tables, unless said otherwise."""
@@ -34,7 +37,8 @@ class Exported:
     """Graphs as files, and what one must know to run them.
 
     graphs: "decoder", and "encoder" where there is one. caches: name -> shape, of the decoder; P is "past". crosses:
-    names that the encoder gives and the decoder takes. vocab: V. max_len: the most slots.
+    names that the encoder gives and the decoder takes. vocab: V. max_len: the most slots. max_source: the most tokens
+    that the encoder reads.
     """
 
     graphs: dict[str, bytes]
@@ -42,18 +46,22 @@ class Exported:
     crosses: list[str]
     vocab: int
     max_len: int
+    max_source: int
 
     def facts(self) -> dict[str, Any]:
         """All but the graphs, as data."""
-        return {"caches": self.caches, "crosses": self.crosses, "vocab": self.vocab, "max_len": self.max_len}
+        sizes = {"vocab": self.vocab, "max_len": self.max_len, "max_source": self.max_source}
+        return {"caches": self.caches, "crosses": self.crosses, **sizes}
 
 
 def export_onnx(model: AnyModel, matrix: Matrix, *, max_len: int = MAX_LEN) -> Exported:
-    """Write the graphs. matrix: the weights of each linear map as they are to stand there.
+    """Write the graphs. matrix: the weights of each linear map as they are to stand there. max_len: the most positions,
+    where no table or scaling ends before.
 
-    Errors: SpecError naming a brick that a graph cannot say, or an encoder alone; BrickError: more weights than a file
-    can hold.
+    Errors: SpecError naming a brick or a field that a graph cannot say, or an encoder alone; BrickError: more weights
+    than a file can hold.
     """
+    check_said(model.spec)
     match model:
         case DecoderModel():
             decoder, encoder = model, None
@@ -61,13 +69,19 @@ def export_onnx(model: AnyModel, matrix: Matrix, *, max_len: int = MAX_LEN) -> E
             decoder, encoder = model.decoder, model.encoder
         case EncoderModel():
             raise SpecError("export: an encoder alone writes nothing. Export a Decoder or an EncoderDecoder.")
-    limit = decoder.spec.embed.position.limit() if decoder.spec.embed.position else None
-    max_len = max_len if limit is None else min(max_len, limit)
-    site, crosses = _decoder(decoder, matrix, max_len)
+    slots, source = _limit(decoder.spec, max_len), 0
+    site, crosses = _decoder(decoder, matrix, slots)
     graphs = {"decoder": site.graph.bytes("decoder")}
     if encoder is not None:
-        graphs["encoder"] = _encoder(encoder, decoder.stack, matrix, max_len)
-    return Exported(graphs, dict(site.caches), crosses, decoder.spec.vocab, max_len)
+        source = _limit(encoder.spec, max_len)
+        graphs["encoder"] = _encoder(encoder, decoder.stack, matrix, source)
+    return Exported(graphs, dict(site.caches), crosses, decoder.spec.vocab, slots, source)
+
+
+def _limit(side: Spec, most: int) -> int:
+    """How many positions one side knows, at most `most`."""
+    limits = [part.limit() for part in side.parts() if isinstance(part, AbsolutePositionSpec | RopeScaling)]
+    return min([most, *(limit for limit in limits if limit is not None)])
 
 
 def _decoder(model: DecoderModel, matrix: Matrix, max_len: int) -> tuple[Site, list[str]]:
@@ -97,46 +111,46 @@ def _encoder(model: EncoderModel, readers: Stack, matrix: Matrix, max_len: int) 
     site.positions = graph.input("positions", [1, "source"], "INT64")
     x = _layers(site, _embed(site, ids, model.embed), model.stack, model.spec.layers)
     memory = site.norm(x, model.stack.norm, "norm")
-    for i, layer in enumerate(_passes(readers)):
+    for i, layer in enumerate(readers.passes()):
         if layer.cross is not None:
             site.project(memory, layer.cross, f"{i}.cross")
     return graph.bytes("encoder")
 
 
-def _passes(stack: Stack) -> list[StackLayer]:
-    return list(stack.layers) * stack.loops  # type: ignore[return-value]
-
-
 def _layers(site: Site, x: str, stack: Stack, specs: tuple[Layer, ...]) -> str:
     """All layers, without the last norm."""
-    for i, layer in enumerate(_passes(stack)):
+    for i, layer in enumerate(stack.passes()):
         x = site.layer(x, specs[i % len(specs)], layer, str(i))
     return x
 
 
 def _embed(site: Site, ids: str, embed: Embedding) -> str:
     graph = site.graph
-    if embed.places is not None:
-        raise refused("randomized places", "an embedding without `randomized`")
     table = site.matrix(embed.tokens)
     x = graph.op("Gather", graph.weight("tokens", table), ids)  # type: ignore[arg-type]
     if embed.scale != 1.0:
         x = graph.op("Mul", x, graph.number(embed.scale))
+    if embed.segments is not None:
+        x = graph.add(x, graph.weight("segment", embed.segments.weight[0]))
     match embed.position:
         case None:
             pass
         case LearnedPosition() as learned:
-            x = graph.add(x, graph.op("Gather", graph.weight("places", learned.table.weight), site.positions))
+            rows = learned.table.weight[learned.skip :]
+            x = graph.add(x, graph.op("Gather", graph.weight("places", rows), site.positions))
         case SinusoidPosition() as waves:
             x = graph.add(x, graph.op("Gather", graph.weight("places", waves.table), site.positions))
         case other:
             raise refused(type(other).__name__, "Learned, Sinusoid or none at the embedding")
-    return site.norm(x, embed.norm, "embed_norm")
+    x = site.norm(x, embed.norm, "embed_norm")
+    return x if isinstance(embed.project, nn.Identity) else site.linear(x, embed.project, "embed_project")
 
 
 def _head(site: Site, x: str, model: DecoderModel) -> str:
     """(1, D) -> (1, V). A tied one that is not coded reads the table."""
     project, graph = model.head.project, site.graph
+    if model.head.scale != 1.0:
+        x = str(graph.op("Mul", x, graph.number(model.head.scale)))
     weight = site.matrix(project)
     if not isinstance(weight, Tensor) or project.weight is not model.embed.tokens.weight:
         return site.linear(x, project, "head")

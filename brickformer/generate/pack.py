@@ -40,7 +40,8 @@ class Packed:
 
     def fresh(self) -> DecoderModel:
         """The twin of the decoder as it is now. Asked for once a batch of answers, not once a token."""
-        now = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in self._decoder.parameters()]
+        held = (*self._decoder.parameters(), *self._decoder.buffers())
+        now = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in held]
         if self._twin is None or now != self._made_of:
             self._twin, self._made_of = _twin(self._decoder, {}).eval(), now
         return self._twin

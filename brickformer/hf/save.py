@@ -25,6 +25,7 @@ from brickformer.hf.fit import differences, fit, settled
 from brickformer.hf.load import load, parts
 from brickformer.hf.table import Rule
 from brickformer.hf.verify import Check, compare
+from brickformer.linear import CodedMap
 from brickformer.models import AnyModel
 
 SHARD: Final = 4 * 10**9
@@ -86,7 +87,9 @@ def save(
 def configuration(
     model: AnyModel, like: Mapping[str, Any] | None, extra: Mapping[str, Any], only: str | None = None
 ) -> tuple[Family, dict[str, Any]]:
-    """The family and the configuration to write. Errors: SpecError where none computes the same."""
+    """The family and the configuration to write. Errors: SpecError where none computes the same; RunError: codes."""
+    if any(isinstance(module, CodedMap) for module in model.modules()):
+        raise RunError("the model is quantized, and its codes have no names there. Save the one that it was made from.")
     spec = model.spec
     if like is not None and like.get("model_type") in FAMILIES and only in (None, like["model_type"]):
         family = FAMILIES[like["model_type"]]

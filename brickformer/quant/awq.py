@@ -2,8 +2,9 @@
 
     W x = (W d) (x / d)      Q(W d) rounds an input's weights by d times less where d is large
 
-d_i = a_i^α / mean, a_i the root mean square of input i; of some α the one whose rounded matrix answers best, by the
-error of the outputs (see hessian.py). α = 0 is plain rounding, so it never answers worse than that on what it has seen.
+d_i = a_i^α / √(max · min), a_i the root mean square of input i; of some α the one whose rounded matrix answers best, by
+the error of the outputs (see hessian.py). α = 0 is plain rounding, so it never answers worse than that on what it has
+seen.
 
 Shapes: W (O, I), H (I, I), d (I,).
 """

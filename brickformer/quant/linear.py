@@ -35,6 +35,10 @@ class _Kernel:
             self.product, self.made_of = made(coded), place
         return self.product
 
+    def forget(self) -> None:
+        """Other numbers may lie in the same place now."""
+        self.made_of = self.product = None
+
     def __deepcopy__(self, memo: dict[int, Any]) -> _Kernel:
         return _Kernel()
 
@@ -118,6 +122,11 @@ class QuantLinear(_Coded, CodedMap):
         if self.divide is not None:
             x = x / self.divide.to(x.dtype)
         return F.linear(x, self.coded.weight(x.dtype), self.bias)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Loading copies into the same memory, so what was made of it is out of date."""
+        super()._load_from_state_dict(*args, **kwargs)
+        self._kernel.forget()
 
     def product(self) -> Callable[[Tensor], Tensor]:
         """`forward` without a look at the module; the sums and their order are the same. A graph that is compiled

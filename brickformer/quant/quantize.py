@@ -79,8 +79,10 @@ def quantize(
     finite; inputs that are not finite on calibration data leave a model that is coded up to there.
     Errors: BrickError: nothing to code, coded already, weights that are not finite, an unknown name.
     """
+    keep = tuple(keep)
     names = list(linears(model, keep, head=head != "keep"))
-    tables = [p.name for p in places(model, TokenEmbedding)] if table else []
+    tables = [p.name for p in places(model, TokenEmbedding) if not _kept(p.name, keep)] if table else []
+    whole = len(names) + len(tables)
     order = {name: i for i, (name, _) in enumerate(model.named_modules())}
     kept = [
         Matrix(p.name, _shape(p.module.weight), "kept", 0.0, _bytes(p.module), _bytes(p.module))
@@ -91,12 +93,12 @@ def quantize(
         check_finite(_weight(model, name), name)
     heads = {id(p.module.project) for p in places(model, LogitHead) if isinstance(p.module, LogitHead)}
     wide = {name for name in names if head == "int8" and id(get(model, name)) in heads}
-    work = _Work(model, scheme, wide, {}, lambda done: progress(done, len(names) + len(tables)))
+    work = _Work(model, scheme, wide, {}, lambda done: progress(done, whole))
     with torch.no_grad():
         for name in tables:
             work.code_table(name, names)
         names = [name for name in names if name not in work.report]
-        if calibration is not None:
+        if calibration is not None and names:
             work.calibrated(names, calibration)
         for name in names:
             if name not in work.report:  # no data was read, or none of it comes here: an expert that is never chosen
@@ -184,13 +186,16 @@ def linears(model: nn.Module, keep: Iterable[str] = (), *, head: bool = True) ->
     found = {
         p.name: p.module
         for p in places(model, nn.Linear)
-        if isinstance(p.module, nn.Linear)
-        and p.module not in spared
-        and not any(p.name == k or p.name.startswith(f"{k}.") for k in kept)
+        if isinstance(p.module, nn.Linear) and p.module not in spared and not _kept(p.name, kept)
     }
     if not found:
         raise BrickError("quantize: no linear map is left to quantize. Keep fewer of them.")
     return found
+
+
+def _kept(name: str, keep: Iterable[str]) -> bool:
+    """Whether a module is named in `keep`, or lies inside one that is."""
+    return any(name == k or name.startswith(f"{k}.") for k in keep)
 
 
 def _spared(model: nn.Module, head: bool) -> Iterator[nn.Module]:

@@ -1,10 +1,12 @@
-"""Recipes: Python functions that return a frozen `Run`. What `brick train` knows, what trains runs and opens them."""
+"""Recipes: Python functions that return a frozen `Run`. What `brick train` knows, what trains runs and opens them.
+
+What few commands need is imported from where it is: published.py (checkpoints of others), gguf.py, onnx.py.
+"""
 
 from collections.abc import Callable
 from types import MappingProxyType
 
 from brickformer.recipes.pairs import pairs
-from brickformer.recipes.published import load, save
 from brickformer.recipes.reverse import reverse
 from brickformer.recipes.run import FROM_DATA, Run, completed, forward
 from brickformer.recipes.session import Session
@@ -24,9 +26,7 @@ __all__ = [
     "Trained",
     "completed",
     "forward",
-    "load",
     "pairs",
     "reverse",
-    "save",
     "text",
 ]

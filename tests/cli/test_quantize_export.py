@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from cli.conftest import Brick, contents
 
+from brickformer import save
+from brickformer.errors import RunError
+from brickformer.recipes import Trained
+
 ITEMS = ["7 1 4", "1 2 3 4", "9 8 7 6 5 4"]
 
 
@@ -25,7 +29,7 @@ def test_a_quantized_run_answers_as_before(brick: Brick, trained: Path) -> None:
         assert size < 0.5 * (trained / "weights.safetensors").stat().st_size
     assert [m["kind"] for m in receipt["matrices"]].count("kept") == 1
     assert contents(trained) == before
-    assert "13 × Int8()" not in brick("explain", trained).out
+    assert "a decode step by" not in brick("explain", trained).out
     assert "× Int4(): a decode step by int4pack" in brick("explain", folder).out
     assert brick("show", folder).code == 0 and brick("score", folder, "7 1 4\t4 1 7").code == 0
 
@@ -95,3 +99,37 @@ def test_without_onnx_runtime(brick: Brick, tiny: Path, monkeypatch: pytest.Monk
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, package, None)
             assert 'pip install "brickformer[onnx]"' in brick("export", tiny, "--to", "onnx").error
+
+
+def test_a_target_that_is_there_is_kept(brick: Brick, tiny: Path, tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "thesis.txt").write_text("years of work")
+    for target in (full, full / "thesis.txt", "."):
+        before = contents(tmp_path)
+        assert "is there already. Name a new folder." in brick("export", tiny, "--to", "onnx", target).error
+        assert contents(tmp_path) == before
+    assert brick("export", tiny, "--to", "onnx", tmp_path / "new").code == 0
+
+
+def test_a_gap_in_full_precision_is_an_error(
+    brick: Brick, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from brickformer.recipes.onnx import Gap
+
+    for gap in (0.1, float("nan")):
+        monkeypatch.setattr("brickformer.recipes.onnx.compare", lambda *_, gap=gap: Gap(gap, 5.0, 32, 32))
+        assert "Please report this" in brick("export", tiny, "--to", "onnx", tmp_path / "new").error
+        assert not (tmp_path / "new").exists()
+    assert brick("export", tiny, "--to", "onnx", tmp_path / "new", "--bits", "4").code == 0
+
+
+def test_a_quantized_run_has_no_other_form(brick: Brick, tiny: Path, tmp_path: Path) -> None:
+    brick("quantize", tiny, "--bits", "4", "--out", tmp_path / "small")
+    (run,) = (tmp_path / "small").iterdir()
+    for form in ("hf", "gguf"):
+        error = brick("export", run, "--to", form, tmp_path / "new").error
+        assert "is quantized. Export the run that it was made from; gguf: --dtype q8_0 or q4_0." in error
+    with pytest.raises(RunError, match="the model is quantized"):
+        save(Trained.open(run), tmp_path / "new")
+    assert not (tmp_path / "new").exists()

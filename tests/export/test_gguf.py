@@ -26,6 +26,7 @@ from brickformer.feedforward import MLP
 from brickformer.hf.tokenizer import plain_tokenizer
 from brickformer.mixers.lstm import LSTM
 from brickformer.presets import gpt2, llama, vaswani_small
+from brickformer.quant import Int8, quantize
 from brickformer.recipes.gguf import export_gguf
 from brickformer.recipes.published import load
 from brickformer.recipes.run import Run
@@ -240,6 +241,14 @@ def test_a_model_that_llama_cpp_does_not_have() -> None:
         export_gguf(run, Path("never.gguf"))
 
 
+def test_a_quantized_model_has_codes_of_its_own(tmp_path: Path) -> None:
+    run = characters(llama(vocab=len(set(TEXT)), dim=64, depth=1, heads=4))
+    quantize(run.model, Int8())
+    with pytest.raises(RunError, match="the model is quantized"):
+        export_gguf(run, tmp_path / "out.gguf")
+    assert not list(tmp_path.iterdir())
+
+
 def test_words_have_no_tokenizer_there(tmp_path: Path) -> None:
     files = plain_tokenizer(["one", "two"], words=True).files
     with pytest.raises(BrickError, match="--no-tokenizer"):
@@ -259,6 +268,9 @@ def test_whole_or_not_at_all(tmp_path: Path) -> None:
     target.write_text("mine")
     with pytest.raises(RunError, match="already"):
         export_gguf(run, target)
+    assert target.read_text() == "mine"
+    with pytest.raises(RunError, match="cannot be written"):
+        export_gguf(run, target / "out.gguf")
     assert target.read_text() == "mine"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from typing import Literal, get_args, get_origin
 
 import pytest
 import torch
@@ -12,8 +14,10 @@ from brickformer import (
     MLP,
     Alibi,
     Attention,
+    Cross,
     Decoder,
     Embed,
+    EncoderDecoder,
     Head,
     Layer,
     LayerNorm,
@@ -21,24 +25,30 @@ from brickformer import (
     Mask,
     RMSNorm,
     Rope,
+    Sinusoid,
     Spec,
     gpt2,
     llama,
     vaswani,
 )
+from brickformer.embed import Transform
 from brickformer.errors import BrickError, RunError, SpecError, StateError
 from brickformer.export.engine import Reader
+from brickformer.export.fields import QUIET, SAID
 from brickformer.export.graph import Graph
 from brickformer.export.onnx import export_onnx
+from brickformer.mask import FULL
 from brickformer.mixers.lstm import LSTM
 from brickformer.mixers.pointwise import Pointwise
 from brickformer.mixers.shortconv import ShortConv
 from brickformer.models import AnyModel, EncoderDecoderModel, ModelSpec
 from brickformer.moe import MoE
-from brickformer.norms import DynamicTanh, ScaleNorm
-from brickformer.positions import Yarn
+from brickformer.norms import DynamicTanh, NoNorm, OffsetRMSNorm, ScaleNorm
+from brickformer.positions import Randomized, Yarn
+from brickformer.positions.rotary import Dynamic
 from brickformer.quant import NF4, Int4, Int8, Scheme, quantize
 from brickformer.recipes.onnx import matrix_of
+from brickformer.spec import fields_of
 
 V, T = 40, 80
 
@@ -77,6 +87,39 @@ SPECS: dict[str, Callable[[], ModelSpec]] = {
     "peri, layerscale": lambda: one(ffn=MLP(40, activation="gelu_tanh"), place="peri", layerscale=0.2),
     "branch, relu2": lambda: one(ffn=GLU(40, activation="relu2"), place="branch", norm=DynamicTanh()),
     "deep, scalenorm": lambda: one(ffn=MLP(40, activation="silu"), place="deep", norm=ScaleNorm()),
+    "heads normed as one": lambda: one(Attention(heads=4, kv_heads=2, position=Rope(), qk_norm_all=RMSNorm())),
+    "offset gains": lambda: one(norm=OffsetRMSNorm()),
+    "no norm before a mixer": lambda: one(mixer_norm=NoNorm()),
+    "rows skipped, segments": lambda: one(Attention(4)).but(embed=Embed(position=Learned(100, skip=2), segments=2)),
+    "narrow table": lambda: one().but(embed=Embed(width=24, norm=LayerNorm()), head=Head(tied=False)),
+    "head scaled": lambda: one().but(head=Head(scaled=True)),
+    "biases of an attention, none of its output": lambda: one(Attention(4, bias=True, out_bias=False)),
+    "feed-forward with other biases": lambda: Decoder(
+        V, 64, (Layer(Attention(4), MLP(40, bias=False)), Layer(Attention(4), GLU(40, bias=True, activation="gelu")))
+    ),
+    "eps, base": lambda: Decoder(V, 64, (
+        Layer(Attention(4, position=Rope(theta=50.0), qk_norm=LayerNorm(0.3)), GLU(40), norm=RMSNorm(0.3)),
+        Layer(Attention(4), norm=OffsetRMSNorm(0.3)),
+        Layer(Attention(4), norm=ScaleNorm(2.0)),
+        Layer(Attention(4), norm=DynamicTanh(alpha=2.0)),
+    )),
+    "dynamic, as far as it goes": lambda: one(Attention(4, position=Rope(scaling=Dynamic(2.0, original=T)))),
+    "sinusoid in halves": lambda: one(Attention(4)).but(embed=Embed(position=Sinusoid(100, layout="halves"))),
+    "cross-attention, wide heads, bias, scale": lambda: vaswani(vocab=V, dim=64, depth=1, heads=4, hidden=32).but(
+        **{"decoder.layers.0.cross": Cross(heads=4, head_dim=12, bias=True, scale=0.4),
+           "encoder.layers.0.mixer": Attention(4, head_dim=12, mask=FULL, gate=True, bias=True, qk_norm=RMSNorm()),
+           "encoder.loops": 2, "encoder.head": Head(), "encoder.pooler": True}
+    ),
+    "two tables of one vocabulary": lambda: vaswani(vocab=V, dim=32, depth=1, heads=2, hidden=32, shared=False),
+    "an encoder of one way": lambda: vaswani(vocab=V, dim=32, depth=1, heads=2, hidden=32).but(
+        **{"encoder.one_way": True}
+    ),
+    "what training alone sees": lambda: vaswani(vocab=V, dim=32, depth=1, heads=2, hidden=32, dropout=0.3).but(
+        **{f"{side}.layers.0.{part}.{field}": value for field, value in (("dropout", 0.3), ("backend", "reference"))
+           for side, part in (("encoder", "mixer"), ("decoder", "mixer"), ("decoder", "cross"))},
+        **{"decoder.layers.0.ffn": GLU(40, dropout=0.3), "encoder.layers.0.ffn.dropout": 0.3,
+           "decoder.layers.0.mixer.mask": Mask(window=9)}
+    ),
     "loops": lambda: one().but(loops=3),
     "table, norm": lambda: one(Attention(4)).but(
         embed=Embed(position=Learned(100), scaled=True, norm=LayerNorm()), head=Head(tied=False, bias=True)
@@ -150,11 +193,23 @@ def test_inputs_that_were_divided() -> None:
     assert (theirs - ours[:20]).norm() < 0.05 * ours[:20].norm()
 
 
+def two_way(mixer: Spec) -> EncoderDecoder:
+    return vaswani(vocab=V, dim=32, depth=1, heads=2, hidden=32).but(
+        **{"encoder.one_way": True, "encoder.layers.0.mixer": mixer}
+    )
+
+
 REFUSED: dict[str, tuple[Callable[[], ModelSpec], str]] = {
     "alibi": (lambda: one(Attention(4, position=Alibi())), "alibi"),
     "lstm": (lambda: one(LSTM()), "lstm"),
     "moe": (lambda: one(ffn=MoE(2, GLU(8))), "moe"),
     "sinks": (lambda: one(Attention(4, sinks=True)), "sinks"),
+    "transform": (lambda: one().but(head=Head(transform=Transform())), "transform"),
+    "randomized": (lambda: one().but(embed=Embed(randomized=Randomized(200))), "embed.randomized"),
+    "a window in an encoder": (lambda: two_way(Attention(2, mask=Mask(causal=False, window=3))), "window"),
+    "a soft cap in an encoder": (lambda: two_way(Attention(2, mask=FULL, softcap=2.0)), "soft cap"),
+    "past only, in an encoder": (lambda: two_way(Attention(2)), "causal"),
+    "a convolution in an encoder": (lambda: two_way(ShortConv(Attention(2, mask=FULL))), "shortconv in an encoder"),
     "values": (lambda: one(Attention(4, value_residual=True)), "value_residual"),
 }
 
@@ -164,6 +219,48 @@ def test_what_a_graph_cannot_say_is_refused_by_name(name: str) -> None:
     make, what = REFUSED[name]
     with pytest.raises(SpecError, match=f"export: .*{what}.*expected"):
         export_onnx(make().build(), matrix_of)
+
+
+def test_every_field_of_every_spec_is_decided() -> None:
+    """A new field is red here until the graph says it, or it is listed as refused. What is said is tried above with
+    another value than its default, each choice of a literal in one of its places."""
+    refused = {Attention: {"sinks", "value_residual"}, Embed: {"randomized"}, Head: {"transform"}}
+    tried: dict[tuple[type[Spec], str], set[object]] = {}
+    chosen: dict[tuple[object, ...], set[object]] = {}
+    for make in SPECS.values():
+        for part in make().parts():
+            for field in fields_of(type(part)):
+                tried.setdefault((type(part), field), set()).add(getattr(part, field))
+    for kind, said in SAID.items():
+        quiet = QUIET.get(kind, frozenset())
+        assert not said & quiet
+        assert fields_of(kind).keys() == said | quiet | refused.get(kind, set()), kind
+        for f in dataclasses.fields(kind):
+            if f.name in said | quiet:
+                values = tried.get((kind, f.name), set())
+                assert values - {f.default}, f"{kind.kind}.{f.name} is never tried"
+                if get_origin(fields_of(kind)[f.name]) is Literal and f.name in said:
+                    chosen.setdefault(get_args(fields_of(kind)[f.name]), set()).update(values)
+    assert all(set(choices) == values for choices, values in chosen.items()), chosen
+    assert QUIET.keys() <= SAID.keys()
+
+
+def test_a_field_that_nobody_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    fewer = {**SAID, Attention: SAID[Attention] - {"softcap"}}
+    monkeypatch.setattr("brickformer.export.fields.SAID", fewer)
+    export_onnx(one(Attention(4)).build(), matrix_of)
+    with pytest.raises(SpecError, match=r"export: attention.softcap=2.0 cannot be written .* expected None"):
+        export_onnx(one(Attention(4, softcap=2.0)).build(), matrix_of)
+
+
+def test_each_side_has_its_own_end() -> None:
+    spec = vaswani(vocab=V, dim=32, depth=1, heads=2, hidden=32, max_len=90).but(
+        **{"encoder.embed.position.max_len": 20, "encoder.layers.0.mixer.position": Rope(scaling=Dynamic(2.0, 12))}
+    )
+    reader, *_ = read(lively(spec))
+    assert (reader.max_source, reader.max_len) == (12, 90)
+    with pytest.raises(StateError, match="reads 12 positions of a source; got 13 tokens"):
+        reader.begin(list(range(1, 14)))
 
 
 def test_other_refusals(monkeypatch: pytest.MonkeyPatch) -> None:

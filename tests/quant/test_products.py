@@ -112,6 +112,17 @@ def test_copies_and_other_types() -> None:
     torch.testing.assert_close(half(x.half()).float(), before, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("scheme", FAST, ids=repr)
+@torch.no_grad()
+def test_other_weights_loaded_into_the_same_memory(scheme: Scheme) -> None:
+    """What was made of the old codes is forgotten, in shallow copies too."""
+    (ours, _), (other, _) = layer(scheme, (48, 64)), layer(scheme, (48, 64))
+    x, twin = torch.randn(1, 64), copy.copy(ours)
+    assert not ours(x).equal(other(x))
+    ours.load_state_dict(other.state_dict())
+    assert ours(x).equal(other(x)) and twin(x).equal(other(x)) and ours.product()(x).equal(other(x))
+
+
 def test_one_row_reads_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """The matrix is not made for a decode step."""
     ours, _ = layer(Int8(), (32, 32))

@@ -96,6 +96,45 @@ def test_some_stay_as_they_are() -> None:
     assert kinds["stack.layers.0.ffn.router.project"] == "kept" and kinds["stack.layers.0.ffn.experts.2.out"] == "int8"
 
 
+def test_a_token_table_stays_where_it_is_named() -> None:
+    for keep in (["embed"], ["embed.tokens"]):
+        model = small(tied=True)
+        report = quantize(model, Int8(), keep=keep, table=True)
+        assert isinstance(model.embed.tokens, nn.Embedding) and "embed.tokens" not in [m.name for m in report]
+        assert isinstance(model.head.project, QuantLinear)
+
+
+def test_progress_ends_at_the_whole_and_never_passes_it() -> None:
+    ids = torch.randint(0, 50, (2, 9))
+    calibration = Calibration([lambda m: m(ids)])
+    for more in ({}, {"table": True}, {"table": True, "calibration": calibration}, {"table": True, "head": "keep"}):
+        for tied in (True, False):
+            told: list[tuple[int, int]] = []
+            quantize(small(tied=tied), Int4(), progress=lambda *at, told=told: told.append(at), **more)
+            done, whole = zip(*told, strict=True)
+            assert len(set(whole)) == 1 and list(done) == sorted(set(done)) and done[-1] == whole[0]
+
+
+def test_nothing_is_left_to_calibrate_where_the_table_is_all() -> None:
+    model = small(tied=True)
+    calibration = Calibration([lambda m: m(torch.randint(0, 50, (2, 9)))])
+    report = quantize(model, Int8(), calibration, keep=["stack"], table=True)
+    assert {m.name for m in report if m.kind != "kept"} == {"embed.tokens", "head.project"}
+
+
+@torch.no_grad()
+def test_a_packed_writer_sees_weights_that_were_loaded() -> None:
+    models = [small(tied=False) for _ in "ab"]
+    for model in models:
+        quantize(model, Int8())
+    writer = Writer(models[0], packed=True)
+    first = generate(writer, [[5, 7]], stop=STOP).results[0].logprobs
+    codes = {name: t for name, t in models[1].state_dict().items() if name.endswith(("codes", "scales"))}
+    models[0].load_state_dict(codes, strict=False)
+    again = generate(writer, [[5, 7]], stop=STOP).results[0].logprobs
+    assert again == generate(models[0], [[5, 7]], stop=STOP).results[0].logprobs != first
+
+
 def test_a_layer_in_a_loop_is_coded_once() -> None:
     model = Decoder(20, 16, (Layer(Attention(4, position=Rope()), GLU(24)),), loops=3, head=Head(tied=False)).build()
     assert len(quantize(model, Int8())) == 5
