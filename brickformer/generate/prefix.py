@@ -84,10 +84,13 @@ class Prefix:
         """Read a file. Errors: StateError when it is not a whole prompt file, or was made by another model."""
         writer = Writer.of(model)
         where = str(path)
-        if not Path(path).is_file():
+        if not Path(path).exists():
             raise StateError(f"{where}: no such file. Make it with read_prompt(...).save(path).")
         try:
-            tensors, header = read_tensors(Path(path))
+            with open(path, "rb"):
+                tensors, header = read_tensors(Path(path))
+        except OSError as e:
+            raise StateError(f"{where}: cannot be read: {e.strerror}. Name a file that was made by save().") from None
         except RunError:
             raise StateError(f"{where}: not a whole safetensors file. {_AGAIN}") from None
         if header.get("format") != FORMAT:
