@@ -7,7 +7,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from generate.worlds import PROMPTS, VOCAB, WRITERS, Letters, decoder, encoder_decoder, lively, naive_greedy, next_logits
+from generate.worlds import (
+    PROMPTS,
+    VOCAB,
+    WRITERS,
+    Letters,
+    decoder,
+    encoder_decoder,
+    lively,
+    naive_greedy,
+    next_logits,
+)
 
 from brickformer.errors import BrickError, DataError
 from brickformer.generate import GREEDY, Beam, Generation, Sampling, Stop, Writer, beam_search, generate
