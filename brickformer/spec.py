@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 import types
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -173,7 +174,7 @@ def _read_scalar(expected: Any, data: Any, path: str) -> Any:
         if data is None:
             return None
         raise _wrong(path, data, "null")
-    if expected is float and type(data) is int:
+    if expected is float and type(data) is int and abs(data) <= sys.float_info.max:
         return float(data)
     if type(data) is not expected:
         raise _wrong(path, data, expected.__name__, _number_hint(expected, data))

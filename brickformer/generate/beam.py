@@ -15,7 +15,7 @@ Shapes: P prompts, W beams, V vocabulary; rows are (P·W).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -84,6 +84,8 @@ class _Search:
     def advance(self, candidates: list[tuple[int, _Hypothesis]]) -> list[tuple[int, _Hypothesis]]:
         """Take ranked (parent beam, continuation) pairs; return those that stay."""
         width = self.beam.width
+        if not candidates and not self.finished:
+            self.fail(nothing_allowed)
         stay: list[tuple[int, _Hypothesis]] = []
         for rank, (parent, hyp) in enumerate(candidates):
             if hyp.tokens[-1] in self.row.plan.stop_ids:
@@ -99,6 +101,14 @@ class _Search:
                 self._finish("length", hyp)
             self.live = []
         return stay if self.live else []
+
+    def fail(self, why: Callable[[Result], BrickError]) -> None:
+        """End with an error, and with what the best unfinished answer has."""
+        result, best = self.row.result, self.live[0]
+        result.tokens, result.logprobs = list(best.tokens), list(best.logprobs)
+        self.row.end("error", why(result))
+        if self.row.text is not None:
+            result.text = self.row.text.tokenizer.decode(result.tokens)
 
     def _finish(self, finish: Finish, hyp: _Hypothesis) -> None:
         self.finished.append((hyp.score(self.beam.length_penalty), finish, hyp))
@@ -124,11 +134,7 @@ class _Search:
             told = tokens[:-1] if finish == "stop" else tokens
             text = None if writer.tokenizer is None else writer.tokenizer.decode(told)
             out.append(Result(prompt, n, tokens, list(hyp.logprobs), text, finish, score=score))
-        if out and not self.row.done:
-            return out
-        if not self.row.done:
-            self.row.end("error", nothing_allowed(self.row.result))
-        return [self.row.result]
+        return [self.row.result] if self.row.done else out
 
 
 def beam_search(
@@ -170,7 +176,7 @@ def beam_search(
                 raise
             except BrickError as e:
                 for search in run.searches:
-                    search.row.end("error", e)
+                    search.fail(lambda _, e=e: e)
     return Generation([result for search in searches for result in search.results(writer)], stats)
 
 
@@ -240,7 +246,7 @@ class _Beams:
         staying: list[_Search] = []
         for p, search in enumerate(self.searches):
             if any(bad[p][: len(search.live)]):
-                search.row.end("error", not_finite(search.row.result))
+                search.fail(not_finite)
                 continue
             candidates = []
             for value, index, logprob in zip(best[p], ids[p], raw[p], strict=True):

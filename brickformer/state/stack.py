@@ -72,8 +72,10 @@ class CrossKV(State):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values."""
-        return 0 if self.k is None or self.v is None else self.k.nbytes + self.v.nbytes
+        """Bytes of keys and values, and of where they are where that is not plain."""
+        if self.k is None or self.v is None or self.at is None:
+            return 0
+        return self.k.nbytes + self.v.nbytes + (0 if self.at.pos is None else self.at.pos.nbytes)
 
 
 @dataclass
@@ -147,8 +149,8 @@ class StackState:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by all layers."""
-        return sum(part.nbytes for part in self._parts())
+        """Bytes held by all layers, and by the clock of padded rows."""
+        return sum(part.nbytes for part in self._parts()) + (0 if self.padding is None else self.padding.nbytes)
 
     def _parts(self) -> list[State]:
         return [part for layer in self.layers for part in layer.parts()]
