@@ -23,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from brickformer.ranges import check_eps, check_positive
 from brickformer.spec import Spec, spec
 
 
@@ -43,6 +44,10 @@ class LayerNorm(NormSpec):
     eps: float = 1e-5
     bias: bool = True
 
+    def check(self) -> None:
+        """ε above 0."""
+        check_eps(self, self.eps)
+
     def build(self, dim: int) -> nn.Module:
         """torch's LayerNorm."""
         return nn.LayerNorm(dim, eps=self.eps, bias=self.bias)
@@ -53,6 +58,10 @@ class RMSNorm(NormSpec):
     """Root mean square 1, then gain (arXiv 1910.07467)."""
 
     eps: float = 1e-6
+
+    def check(self) -> None:
+        """ε above 0."""
+        check_eps(self, self.eps)
 
     def build(self, dim: int) -> nn.Module:
         """The module."""
@@ -76,6 +85,10 @@ class OffsetRMSNorm(NormSpec):
     """RMSNorm whose gain is stored as its distance from 1, so that weight decay draws it to 1 (arXiv 2403.08295)."""
 
     eps: float = 1e-6
+
+    def check(self) -> None:
+        """ε above 0."""
+        check_eps(self, self.eps)
 
     def build(self, dim: int) -> nn.Module:
         """The module."""
@@ -124,6 +137,10 @@ class ScaleNorm(NormSpec):
 
     eps: float = 1e-5
 
+    def check(self) -> None:
+        """ε above 0."""
+        check_eps(self, self.eps)
+
     def build(self, dim: int) -> nn.Module:
         """The module."""
         return ScaledLength(math.sqrt(dim), self.eps)
@@ -150,8 +167,7 @@ class DynamicTanh(NormSpec):
 
     def check(self) -> None:
         """α above 0."""
-        if self.alpha <= 0.0:
-            raise self.refuse("alpha", "above 0")
+        check_positive(self, "alpha", self.alpha)
 
     def build(self, dim: int) -> nn.Module:
         """The module."""

@@ -22,12 +22,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from brickformer.feedforward import check_width
 from brickformer.linear import BranchOut, FusedLinear
 from brickformer.mixers import kernels
 from brickformer.mixers.base import Mixer, MixerSpec
 from brickformer.mixers.line import Line
 from brickformer.mixers.recurrent import LinearRecurrence, LinearState, convolve, short_conv, step_biases, wide
+from brickformer.ranges import check_width
 from brickformer.spec import spec
 
 SHORT: Final = 8

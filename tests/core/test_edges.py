@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from brickformer import GLU, Attention, BrickError, Decoder, Layer, Rope, SpecError, pattern
+from brickformer import GLU, MLP, Attention, BrickError, Decoder, Layer, Rope, SpecError, pattern
 from brickformer.cli.settings import changed
+from brickformer.embed import Embed
+from brickformer.positions import Alibi, Sinusoid
+from brickformer.shapes import shapes_of
 
 SPEC = Decoder(11, 16, pattern([Layer(Attention(4, kv_heads=2, position=Rope()), GLU(8))], 2))
 
@@ -30,6 +33,26 @@ def test_built_without_numbers_a_model_takes_its_weights_later() -> None:
         model = SPEC.build()
     model.load_state_dict(twin.state_dict(), assign=True)
     assert torch.equal(model(ids), twin(ids))
+
+
+COMPUTED = Decoder(11, 16, (Layer(Attention(4, position=Alibi()), MLP(8)),), embed=Embed(Sinusoid(9, "halves")))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tables_that_are_not_saved_are_computed_where_they_were_emptied(dtype: torch.dtype) -> None:
+    """`to_empty` leaves rubbish in every tensor; weights come from a file, computed tables from their settings."""
+    twin, ids = COMPUTED.build().to(dtype), torch.arange(8)[None]
+    with torch.device("meta"):
+        on_meta = COMPUTED.build().to(dtype)
+    for emptied in (on_meta, shapes_of(COMPUTED).to(dtype), COMPUTED.build().to(dtype)):
+        emptied.to_empty(device="cpu")
+        emptied.load_state_dict(twin.state_dict())
+        assert torch.equal(emptied(ids), twin(ids))
+    with torch.device("meta"):
+        assigned = COMPUTED.build().to(dtype)
+    for waiting in (assigned, shapes_of(COMPUTED).to(dtype)):
+        waiting.load_state_dict(twin.state_dict(), assign=True)
+        assert torch.equal(waiting(ids), twin(ids))
 
 
 @pytest.mark.parametrize("index", ["²", "--1", "-", "5"])
