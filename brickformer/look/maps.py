@@ -170,7 +170,7 @@ def picked(
 
 def left_out(english: str, chinese: str) -> tuple[str, str]:
     """A sentence for people about what is not shown, in both languages."""
-    return f"Left out: {english}.", f"未显示:{chinese}。"
+    return f"Left out: {english}.", f"未显示：{chinese}。"
 
 
 def attended(
