@@ -22,7 +22,7 @@ const WORDS = {
     heads_about: "Means over the tokens shown. Click a row to see the map, a heading to sort.",
     loss: "Loss", exact: "Exact match", lr: "Learning rate", grad_norm: "Gradient norm", update: "Update to weight, by group",
     att_entropy: "Attention entropy, by layer", speed: "Tokens a second", train: "training", val: "validation",
-    stopped: "no longer refreshed", empty: "No numbers yet.",
+    stopped: "no longer refreshed: the server or the run is gone", empty: "No numbers yet.",
     missing: "Not recorded by this run:",
   },
   zh: {
@@ -45,12 +45,12 @@ const WORDS = {
     heads_about: "对所示词元取平均。点击行查看图，点击表头排序。",
     loss: "损失", exact: "完全匹配", lr: "学习率", grad_norm: "梯度范数", update: "更新量与权重之比（按组）",
     att_entropy: "各层注意力熵", speed: "每秒词元数", train: "训练", val: "验证",
-    stopped: "已停止刷新", empty: "还没有数据。",
+    stopped: "已停止刷新：服务或运行已不在", empty: "还没有数据。",
     missing: "此次运行未记录：",
   },
 };
 const STATS = ["entropy", "distance", "first", "previous", "same_token", "diagonal", "anti", "removed"];
-const state = { tab: "", map: 0, head: 0, row: 0, key: -1, view: "heat", step: 0, lang: "en", theme: "", sort: "", down: true, table: false };
+const state = { tab: "", map: 0, head: 0, row: 0, key: -1, view: "heat", step: 0, lang: "en", theme: "", sort: "", down: true, table: false, lost: false };
 const t = (key) => WORDS[state.lang][key] ?? key;
 const root = document.documentElement, main = document.getElementById("main");
 
@@ -91,13 +91,28 @@ function title(map) {
   return where + t("layer") + " " + (Number(layer[1]) + 1) + (turn ? " (" + turn[1] + ")" : "") + " · " + inner;
 }
 function tone(w) { return Math.pow(Math.min(1, Math.max(0, w)), 0.7); }
-function paint(canvas, map, head) {
-  canvas.width = map.S; canvas.height = map.T;
-  const context = canvas.getContext("2d"), image = context.createImageData(map.S, map.T), w = unpack(map);
-  const [r, g, b] = dark() ? [127, 178, 234] : [31, 95, 168];
-  for (let i = 0, base = head * map.T * map.S; i < map.T * map.S; i++) {
-    image.data[4 * i] = r; image.data[4 * i + 1] = g; image.data[4 * i + 2] = b;
-    image.data[4 * i + 3] = Math.round(255 * tone(w[base + i]));
+function full(map, head) {
+  // The weight with the full colour. Where many keys share a row all would be pale: one and a half times the middle row's largest.
+  if (map.S <= 60) return 1;
+  map.full ??= [];
+  if (map.full[head]) return map.full[head];
+  const w = unpack(map), most = [];
+  for (let i = 0; i < map.T; i++) {
+    let top = 0;
+    for (let j = 0, at = (head * map.T + i) * map.S; j < map.S; j++) top = Math.max(top, w[at + j]);
+    most.push(top);
+  }
+  return (map.full[head] = Math.min(1, Math.max(0.01, 1.5 * most.sort((x, y) => x - y)[map.T >> 1])));
+}
+function paint(canvas, map, head, side = 1e9) {
+  // side: pixels at most; the largest weight of those that share one is shown, not whichever is nearest
+  const step = Math.ceil(Math.max(map.T, map.S) / side), most = full(map, head), w = unpack(map), [r, g, b] = dark() ? [127, 178, 234] : [31, 95, 168];
+  canvas.width = Math.ceil(map.S / step); canvas.height = Math.ceil(map.T / step);
+  const context = canvas.getContext("2d"), image = context.createImageData(canvas.width, canvas.height);
+  for (let i = 0, from = head * map.T * map.S; i < map.T; i++) for (let j = 0; j < map.S; j++, from++) {
+    const at = 4 * (Math.floor(i / step) * canvas.width + Math.floor(j / step));
+    image.data[at] = r; image.data[at + 1] = g; image.data[at + 2] = b;
+    image.data[at + 3] = Math.max(image.data[at + 3], Math.round(255 * tone(w[from] / most)));
   }
   context.putImageData(image, 0, 0);
 }
@@ -108,7 +123,7 @@ function attentionPanel() {
     const thumbs = el("div", { class: "thumbs" });
     map.heads.forEach((label, h) => {
       const canvas = el("canvas", { "aria-hidden": "true" });
-      paint(canvas, map, h);
+      paint(canvas, map, h, 96);
       const removed = DATA.dead.some(([a, b]) => a === m && b === h);
       const said = [title(map), t("head") + " " + label, ...(removed ? [t("idle")] : [])];
       thumbs.append(el("button", {
@@ -162,7 +177,7 @@ function drawStage() {
   const card = el("section", { class: "card" },
     el("div", { class: "head" }, el("h2", { id: "maptitle" }, title(map) + " · " + t("head") + " " + map.heads[state.head]), views),
     el("p", { class: "quiet" }, map.what === "attention" ? verdict(map) : t("note_" + map.what)), box,
-    el("div", { class: "legend" }, el("span", {}, "0"), el("span", { class: "ramp" }), el("span", {}, "100 %"), el("span", {}, "· " + t("what_" + map.what) + (state.view === "lines" ? " · " + t("thin") : ""))),
+    el("div", { class: "legend" }, el("span", {}, "0"), el("span", { class: "ramp" }), el("span", {}, (full(map, state.head) < 1 ? "≥ " : "") + percent(full(map, state.head))), el("span", {}, "· " + t("what_" + map.what) + (state.view === "lines" ? " · " + t("thin") : ""))),
     asTable(map));
   const facts = el("dl", { class: "facts" });
   for (const name of STATS) {
@@ -386,7 +401,7 @@ function headsPanel() {
   const idle = DATA.maps.map((map, m) => [title(map), DATA.dead.filter(([i]) => i === m).map(([, h]) => map.heads[h])]).filter(([, heads]) => heads.length);
   if (idle.length) said.append(el("li", {}, t("dead") + ":", el("ul", {}, ...idle.slice(0, 40).map(([map, heads]) => el("li", {}, map + " · " + t("head") + " " + heads.join(", "))))));
   DATA.maps.forEach((map, m) => map.alike.slice(0, 20).forEach(([a, b]) => said.append(el("li", {}, title(map) + " · " + t("head") + " " + map.heads[a] + ", " + map.heads[b] + ": " + t("alike")))));
-  return el("section", { class: "card" }, said, el("p", { class: "quiet" }, t("heads_about")), el("div", { class: "tablebox" }, el("table", {}, el("thead", {}, header), body)));
+  return el("section", { class: "card" }, said.childElementCount ? said : null, el("p", { class: "quiet" }, t("heads_about")), el("div", { class: "tablebox" }, el("table", {}, el("thead", {}, header), body)));
 }
 
 // ---- steps
@@ -403,7 +418,7 @@ function stepsPanel() {
     place.textContent = state.step + 1 + " " + t("of") + " " + DATA.steps.length;
     const chips = el("div", { class: "chips" });
     const all = DATA.labels.slice(shownFrom, first + DATA.step0 + DATA.steps.length + 1).slice(0, 240);
-    const texts = [...all, ...(all.length < 240 ? [DATA.steps[DATA.steps.length - 1].text] : [])];  // the last one was not read
+    const texts = [...all, ...(DATA.labels.length < first + DATA.step0 + DATA.steps.length && all.length < 240 ? [DATA.steps[DATA.steps.length - 1].text] : [])];  // written, not read
     const now = first + DATA.step0 + state.step - shownFrom;
     texts.forEach((text, i) => chips.append(bdi(text, { class: "chip" + (i === now ? " now" : i > now ? " later" : "") })));
     const bars = el("div", { class: "bars" });
@@ -454,7 +469,7 @@ function tabs() { return Object.keys(PANELS).filter((n) => n !== "steps" || DATA
 function draw() {
   root.lang = state.lang === "zh" ? "zh-Hans" : "en";
   document.getElementById("title").textContent = DATA.title;
-  document.getElementById("about").textContent = DATA.about[state.lang];
+  document.getElementById("about").textContent = DATA.about[state.lang] + (state.lost ? " · " + t("stopped") : "");
   document.getElementById("lang").textContent = t("other");
   document.getElementById("theme").textContent = t(dark() ? "light" : "dark");
   const notes = document.getElementById("notes");
