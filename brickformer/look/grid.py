@@ -44,7 +44,8 @@ def picture(view: View) -> bytes:
         line[0].set_ylabel(_short(m.name), fontsize=7, rotation=0, ha="right", va="center", labelpad=8)
     left = len(view.maps) - len(maps), max(m.heads for m in view.maps) - columns
     missing = [f"{n} {what} left out" for n, what in zip(left, ("layers", "heads a layer"), strict=True) if n > 0]
-    figure.suptitle(drawable(" · ".join([cut(readable(view.title, 90), 90), *missing])), fontsize=10, x=0.02, ha="left")
+    lines = [_fitted(readable(view.title, 120), int(11 * figure.get_figwidth())), *missing]
+    figure.suptitle("\n".join(lines), fontsize=10, x=0.02, ha="left")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
@@ -61,6 +62,15 @@ def _name(ax: Axes, m: Map, view: View, *, first: bool) -> None:
 def _texts(view: View, side: str, places: range) -> list[str]:
     texts: Sequence[str] = view.source if side == "source" else view.labels
     return [drawable(cut(readable(texts[i]), 7)) if i < len(texts) else str(i) for i in places]
+
+
+def _fitted(text: str, most: int) -> str:
+    """As much of a text as `most` characters have room for, once it is drawable."""
+    if len(drawable(text)) <= most:
+        return drawable(text)
+    while text and len(drawable(text)) >= most:
+        text = text[:-1]
+    return drawable(text + "…")
 
 
 def _short(name: str) -> str:
