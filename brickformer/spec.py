@@ -20,7 +20,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import sys
 import types
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Sequence
