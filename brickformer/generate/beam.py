@@ -15,7 +15,7 @@ Shapes: P prompts, W beams, V vocabulary; rows are (P·W).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -85,7 +85,7 @@ class _Search:
         """Take ranked (parent beam, continuation) pairs; return those that stay."""
         width = self.beam.width
         if not candidates and not self.finished:
-            self.fail(nothing_allowed)
+            self.fail(nothing_allowed(self.kept()))
         stay: list[tuple[int, _Hypothesis]] = []
         for rank, (parent, hyp) in enumerate(candidates):
             if hyp.tokens[-1] in self.row.plan.stop_ids:
@@ -102,13 +102,17 @@ class _Search:
             self.live = []
         return stay if self.live else []
 
-    def fail(self, why: Callable[[Result], BrickError]) -> None:
-        """End with an error, and with what the best unfinished answer has."""
+    def kept(self) -> Result:
+        """The row's result with what the best unfinished answer has."""
         result, best = self.row.result, self.live[0]
         result.tokens, result.logprobs = list(best.tokens), list(best.logprobs)
-        self.row.end("error", why(result))
+        return result
+
+    def fail(self, error: BrickError) -> None:
+        """End with an error; what was `kept` stays."""
+        self.row.end("error", error)
         if self.row.text is not None:
-            result.text = self.row.text.tokenizer.decode(result.tokens)
+            self.row.result.text = self.row.text.tokenizer.decode(self.row.result.tokens)
 
     def _finish(self, finish: Finish, hyp: _Hypothesis) -> None:
         self.finished.append((hyp.score(self.beam.length_penalty), finish, hyp))
@@ -176,7 +180,8 @@ def beam_search(
                 raise
             except BrickError as e:
                 for search in run.searches:
-                    search.fail(lambda _, e=e: e)
+                    search.kept()
+                    search.fail(e)
     return Generation([result for search in searches for result in search.results(writer)], stats)
 
 
@@ -246,7 +251,7 @@ class _Beams:
         staying: list[_Search] = []
         for p, search in enumerate(self.searches):
             if any(bad[p][: len(search.live)]):
-                search.fail(not_finite)
+                search.fail(not_finite(search.kept()))
                 continue
             candidates = []
             for value, index, logprob in zip(best[p], ids[p], raw[p], strict=True):

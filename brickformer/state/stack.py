@@ -72,10 +72,8 @@ class CrossKV(State):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values, and of where they are where that is not plain."""
-        if self.k is None or self.v is None or self.at is None:
-            return 0
-        return self.k.nbytes + self.v.nbytes + (0 if self.at.pos is None else self.at.pos.nbytes)
+        """Bytes of keys and values."""
+        return 0 if self.k is None or self.v is None else self.k.nbytes + self.v.nbytes
 
 
 @dataclass
@@ -149,8 +147,11 @@ class StackState:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by all layers, and by the clock of padded rows."""
-        return sum(part.nbytes for part in self._parts()) + (0 if self.padding is None else self.padding.nbytes)
+        """Bytes held by all layers, and by what is known of padding: that of a memory is shared by the layers."""
+        sources = [layer.cross.at for layer in self.layers if layer.cross is not None]
+        known = (self.padding, *(at.pos for at in sources if at is not None))
+        shared = {id(x): x.nbytes for x in known if x is not None}
+        return sum(part.nbytes for part in self._parts()) + sum(shared.values())
 
     def _parts(self) -> list[State]:
         return [part for layer in self.layers for part in layer.parts()]

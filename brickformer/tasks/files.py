@@ -69,7 +69,7 @@ def _pieces(file: io.BufferedIOBase, path: str) -> Iterator[str]:
         except UnicodeDecodeError as e:
             at, bad = offset - begun + e.start, e.object[e.start]
             row = line + e.object[: e.start].count(b"\n")
-            wrong = DataError(
+            wrong = wrong or DataError(
                 f"{path}: byte 0x{bad:02x} at offset {at} (line {row}) is not UTF-8 ({e.reason}). "
                 "Save the file as UTF-8 text."
             )

@@ -26,7 +26,7 @@ from brickformer.generate import (
 from brickformer.spec import fields_of
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/generation.md").read_text("utf-8")
-WORDS = set(re.findall(r"--[a-z-]+|\w+", PAGE))
+WORDS = set(re.findall(r"--[a-z][a-z-]*|\w+", PAGE))
 POSITIONAL = ("model", "prompt", "prompts", "draft", "sampling", "stop", "beam")
 FROM_RUN = ("source_tokenizer", "start")  # what a run brings along
 

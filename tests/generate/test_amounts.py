@@ -48,7 +48,7 @@ def test_a_cache_that_grows_gives_the_same_tokens(kind: str, monkeypatch: pytest
 
     monkeypatch.setattr(writer.decoder, "init_state", noted)
     assert [r.tokens for r in generate(writer, PROMPTS, GREEDY, LONG).results] == expected
-    assert len(rooms) > 1 and rooms[0] < max(map(len, expected)) < rooms[-1], "the cache did not grow"
+    assert rooms == sorted(set(rooms)) and len(rooms) > 1, "the cache did not grow"
     assert [r.tokens for r in beam_search(writer, PROMPTS, Beam(width=3), LONG).results] == beams
     for draft in (PromptLookup(), helper):
         rooms.clear()
