@@ -19,11 +19,10 @@ from torch import Tensor
 
 from brickformer.quant.codes import Coded, assemble, grouped
 from brickformer.quant.grid import Scheme
+from brickformer.quant.hessian import DAMP
 
-DAMP: Final = 0.01
 BLOCK: Final = 128
 """Inputs whose corrections reach the rest in one product."""
-
 
 ROWS: Final = 2048
 """Outputs in work at once: they know nothing of each other."""

@@ -2,80 +2,183 @@
 
     ‖(Ŵ - W) x‖² over the data = tr (Ŵ - W) H (Ŵ - W)ᵀ
 
-so the error of the outputs is known from H alone, without keeping inputs. In float32, a matrix a layer: no more of them
-at a time than fit into `budget` bytes.
+so the error of the outputs is known from H alone, without keeping inputs. With it D = mean (x' - x) xᵀ, x' what another
+model feeds the same matrix (see drift.py). In float32, two matrices a layer: no more of them at a time than fit into
+`budget` bytes.
 
-Shapes: x (N, I), H (I, I), W (O, I).
+Shapes: x, x' (N, I), H, D (I, I), W (O, I).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from brickformer.errors import BrickError
 from brickformer.quant.codes import Coded, row_blocks
+
+ALIKE: Final = 0.5
+"""Square distance of two inputs, as a part of the square of one, below which they are of one token. 2: strangers."""
+
+DAMP: Final = 0.01
+"""λ as a part of the mean of H's diagonal: what is added to it, lest data that is short be trusted too much."""
+
+PASSES: Final = 24
+"""How often at most all data are read, where memory allows: what is gathered together knows nothing of each other."""
 
 Reading = Callable[[nn.Module], object]
 """Has the model read one batch of calibration data."""
 
 
 @final
-class _Sum:
-    """Gathers x xᵀ of one module."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Fed:
+    """What a matrix was fed. h: mean x xᵀ, d: mean (x' - x) xᵀ, x' of the model beside it, or None: (I, I)."""
 
-    def __init__(self, inputs: int, device: torch.device) -> None:
+    h: Tensor
+    d: Tensor | None = None
+
+
+@final
+class _Sums:
+    """Gathers x xᵀ of one module, and (x' - x) xᵀ where `other` is told every x' before."""
+
+    def __init__(self, inputs: int, device: torch.device, beside: bool) -> None:
         self.h = torch.zeros(inputs, inputs, device=device)
+        self.d = torch.zeros_like(self.h) if beside else None
+        self.others: list[Tensor] = []
         self.count = 0
 
-    def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        x = args[0].detach().reshape(-1, args[0].shape[-1]).float()
+    def other(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        self.others.append(_flat(args[0]))
+
+    def own(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        x = _flat(args[0])
         self.h.addmm_(x.t(), x)
         self.count += len(x)
+        if self.d is not None and self.others:
+            other = self.others.pop(0)
+            if other.shape == x.shape and (other - x).square().sum() < ALIKE * x.square().sum():
+                self.d.addmm_((other - x).t(), x)
+
+    def mean(self) -> Fed:
+        count = max(1, self.count)
+        return Fed(self.h / count, None if self.d is None else self.d / count)
 
 
-def order_of_calls(model: nn.Module, names: Sequence[str], readings: Sequence[Reading]) -> list[str]:
-    """Names of modules in the order in which the first batch meets them; those it does not meet are left out."""
-    met: list[str] = []
+def _flat(x: Tensor) -> Tensor:
+    return x.detach().reshape(-1, x.shape[-1]).float()
+
+
+def stages(model: nn.Module, names: Sequence[str], readings: Sequence[Reading]) -> list[list[str]]:
+    """Names of modules in the order in which the first batch meets them, neighbours that are fed one tensor together;
+    those it does not meet are left out."""
     known = dict(model.named_modules())
-    handles = [known[name].register_forward_pre_hook(lambda *_, n=name: met.append(n)) for name in names]
-    try:
-        with torch.no_grad():
-            readings[0](model)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return list(dict.fromkeys(met))
+    met: list[list[str]] = []
+    last: Tensor | None = None
+
+    def note(name: str, x: Tensor) -> None:
+        nonlocal last
+        if not any(name in stage for stage in met):
+            if x is last:
+                met[-1].append(name)
+            else:
+                met.append([name])
+            last = x
+
+    handles = [known[n].register_forward_pre_hook(lambda _, args, n=n: note(n, args[0])) for n in names]
+    with _removed(handles), torch.no_grad():
+        readings[0](model)
+    return met
 
 
-def gather(model: nn.Module, names: Sequence[str], readings: Sequence[Reading]) -> dict[str, Tensor]:
-    """H of each of these linear maps. Errors: BrickError: inputs that are not finite."""
+def gather(
+    model: nn.Module, names: Sequence[str], readings: Sequence[Reading], beside: nn.Module | None = None
+) -> dict[str, Fed]:
+    """What each of these linear maps is fed; beside: a model with maps of the same names, to compare with.
+
+    Inputs that are too far from each other to be of one token (an expert was chosen for another) are not compared. A
+    reading ends when each map was met as often as in the first one: what comes after these maps is not computed.
+    Errors: BrickError: inputs that are not finite.
+    """
     known = dict(model.named_modules())
     maps: dict[str, Any] = {name: known[name] for name in names}
-    sums = {name: _Sum(m.in_features, m.weight.device) for name, m in maps.items()}
-    handles = [m.register_forward_pre_hook(sums[name]) for name, m in maps.items()]
-    try:
-        with torch.no_grad():
-            for reading in readings:
-                reading(model)
-    finally:
-        for handle in handles:
-            handle.remove()
+    sums = {name: _Sums(m.in_features, m.weight.device, beside is not None) for name, m in maps.items()}
+    tally = _Tally(names)
+    handles = [m.register_forward_pre_hook(sums[name].own) for name, m in maps.items()]
+    handles += [m.register_forward_pre_hook(lambda *_, n=name: tally.count(n)) for name, m in maps.items()]
+    if beside is not None:
+        others = dict(beside.named_modules())
+        handles += [others[name].register_forward_pre_hook(sums[name].other) for name in names]
+        handles += [others[name].register_forward_pre_hook(lambda *_, n=name: tally.count(n)) for name in names]
+    with _removed(handles), torch.no_grad():
+        for reading in readings:
+            if beside is not None:
+                tally.read(reading, beside)
+            tally.read(reading, model)
+            for s in sums.values():
+                s.others.clear()
     for name, found in sums.items():
         if not found.h.isfinite().all():
             raise BrickError(f"{name}: its inputs are not finite on the calibration data. Is the model trained?")
-    return {name: found.h / max(1, found.count) for name, found in sums.items()}
+    return {name: found.mean() for name, found in sums.items()}
+
+
+class _Enough(BaseException):
+    """All that was asked for is known."""
+
+
+@final
+class _Tally:
+    """Has readings go on only until all maps were met as often as in the first reading."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names, self.first = names, Counter[str]()
+        self.met = Counter[str]()
+
+    def count(self, name: str) -> None:
+        self.met[name] += 1
+        if all(self.met[n] >= self.first[n] > 0 for n in self.names):
+            raise _Enough
+
+    def read(self, reading: Reading, model: nn.Module) -> None:
+        self.met.clear()
+        try:
+            reading(model)
+        except _Enough:
+            return
+        self.first = self.first or Counter(self.met)
+
+
+@contextmanager
+def _removed(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Hooks are gone afterwards, whatever happens."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def runs(stages: Sequence[Sequence[str]], most: int = PASSES) -> list[list[str]]:
+    """At most so many runs of neighbouring stages, as even as can be."""
+    size = -(-len(stages) // most)
+    return [[name for stage in stages[at : at + size] for name in stage] for at in range(0, len(stages), size or 1)]
 
 
 def in_budget(widths: Mapping[str, int], budget: int) -> list[list[str]]:
-    """Runs of names whose H, of these widths, together take at most `budget` bytes; at least one name in each."""
+    """Runs of names whose H and D, of these widths, together take at most `budget` bytes; at least one name in each."""
     out: list[list[str]] = []
     room = -1
     for name, width in widths.items():
-        need = 4 * width**2
+        need = 8 * width**2
         if need > room:
             out.append([])
             room = budget

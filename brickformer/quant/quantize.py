@@ -1,7 +1,7 @@
 """quantize: put coded matrices in the place of linear maps, one at a time, so that no second model is ever in memory.
 
     quantize(model, Int4())                                       round to nearest
-    quantize(model, Int4(), Calibration(readings))                GPTQ on what the model reads
+    quantize(model, Int4(), Calibration(readings))                by what the model reads: drift, GPTQ, polish
     quantize(model, Int8(), keep=["stack.layers.0.mixer.out"])    some matrices stay as they are
 
 Any `nn.Linear` of any model. Left as they are: routers of experts (a close call must not depend on rounding), what
@@ -26,10 +26,12 @@ from brickformer.linear import FusedLinear
 from brickformer.moe import TopKRouter
 from brickformer.quant.awq import awq
 from brickformer.quant.codes import Coded, check_finite, encode
+from brickformer.quant.drift import followed, halve, twin
 from brickformer.quant.gptq import gptq
 from brickformer.quant.grid import Int8, Scheme
-from brickformer.quant.hessian import Reading, gather, in_budget, order_of_calls, output_error
+from brickformer.quant.hessian import Fed, Reading, gather, in_budget, output_error, runs, stages
 from brickformer.quant.linear import QuantEmbedding, QuantLinear
+from brickformer.quant.polish import polish
 from brickformer.surgery import get, places, replace
 
 Method = Literal["gptq", "awq"]
@@ -89,6 +91,7 @@ def quantize(
         for p in places(model, nn.Linear)
         if isinstance(p.module, nn.Linear) and p.name not in names
     ]
+    full = None if calibration is None else twin(model)
     for name in [*names, *tables]:
         check_finite(_weight(model, name), name)
     heads = {id(p.module.project) for p in places(model, LogitHead) if isinstance(p.module, LogitHead)}
@@ -98,8 +101,8 @@ def quantize(
         for name in tables:
             work.code_table(name, names)
         names = [name for name in names if name not in work.report]
-        if calibration is not None and names:
-            work.calibrated(names, calibration)
+        if calibration is not None and full is not None and names:
+            work.calibrated(names, calibration, full)
         for name in names:
             if name not in work.report:  # no data was read, or none of it comes here: an expert that is never chosen
                 work.put(name, encode(_weight(model, name), work.of(name)))
@@ -120,37 +123,46 @@ class _Work:
         """How a matrix is coded."""
         return Int8() if name in self.wide else self.scheme
 
-    def put(self, name: str, coded: Coded, divide: Tensor | None = None, hessian: Tensor | None = None) -> None:
-        """Coded weights in the place of a linear map, and a line of the report."""
+    def put(
+        self, name: str, coded: Coded, divide: Tensor | None = None, seen: tuple[Tensor, Tensor] | None = None
+    ) -> None:
+        """Coded weights in the place of a linear map, and a line of the report. seen: what was coded, and H."""
         module = _linear(self.model, name)
         weight = module.weight.detach()
-        error = output_error(weight, coded, divide, hessian)
+        error = output_error(weight, coded) if seen is None else output_error(seen[0], coded, divide, seen[1])
         self.report[name] = Matrix(name, _shape(weight), coded.scheme.kind, error, weight.nbytes, coded.nbytes)
         parts = module.parts if isinstance(module, FusedLinear) else (module.out_features,)
         made = QuantLinear(coded.scheme, parts, module.in_features, bias=module.bias, divide=divide, coded=coded)
         replace(self.model, name, made.train(module.training))
         self.tell(len(self.report))
 
-    def calibrated(self, names: Sequence[str], calibration: Calibration) -> None:
-        """In the order in which data meets them, a few at a time, each fed by what those before it have become."""
+    def calibrated(self, names: Sequence[str], calibration: Calibration, full: nn.Module) -> None:
+        """In the order in which data meets them, each fed by what those before it have become. full: the twin."""
         if not calibration.readings:
             raise BrickError("quantize: got no calibration data, expected at least one batch.")
         if calibration.method not in get_args(Method):
             raise BrickError(f"quantize: method: got {calibration.method!r}, expected 'gptq' or 'awq'.")
         widths = {name: _linear(self.model, name).in_features for name in names}
         budget = max(_bytes(_linear(self.model, name)) for name in names)
-        met = order_of_calls(self.model, names, calibration.readings)
-        for some in in_budget({name: widths[name] for name in met}, budget):
-            seen = gather(self.model, some, calibration.readings)
-            for name in some:
-                hessian, weight = seen.pop(name), _weight(self.model, name)
-                match calibration.method:
-                    case "gptq":
-                        self.put(name, gptq(weight, self.of(name), hessian), None, hessian)
-                    case "awq":
-                        self.put(name, *awq(weight.float(), self.of(name), hessian), hessian)
-                    case other:
-                        assert_never(other)
+        for run in runs(stages(self.model, names, calibration.readings)):
+            for some in in_budget({name: widths[name] for name in run}, budget):
+                seen = gather(self.model, some, calibration.readings, full)
+                for name in some:
+                    halve(full, name)
+                    self.by_data(name, seen.pop(name), calibration.method)
+
+    def by_data(self, name: str, fed: Fed, method: Method) -> None:
+        """One matrix, rounded by what it is fed."""
+        weight = _weight(self.model, name).float()
+        weight = weight if fed.d is None else followed(weight, fed.h, fed.d)
+        match method:
+            case "gptq":
+                coded, divide = polish(weight, gptq(weight, self.of(name), fed.h), fed.h), None
+            case "awq":
+                coded, divide = awq(weight, self.of(name), fed.h)
+            case other:
+                assert_never(other)
+        self.put(name, coded, divide, (weight, fed.h))
 
     def code_table(self, name: str, names: Sequence[str]) -> None:
         """A token table, and every head that is tied to it: one set of codes."""

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from brickformer.errors import BrickError
 from brickformer.quant import NF4, Calibration, Int4, Int8, Scheme, encode, quantize
 from brickformer.quant.awq import awq
-from brickformer.quant.gptq import DAMP, gptq
-from brickformer.quant.hessian import gather, in_budget, order_of_calls, output_error
+from brickformer.quant.gptq import gptq
+from brickformer.quant.hessian import DAMP, gather, in_budget, output_error, runs, stages
 
 
 def fed(inputs: int, rows: int = 400) -> tuple[Tensor, Tensor]:
@@ -100,14 +100,34 @@ def test_layers_are_met_in_the_order_of_the_data() -> None:
     names = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
     batches = [torch.randn(7, 3), torch.randn(2, 4, 3)]
     readings = [lambda m, x=x: m(x) for x in batches]
-    assert order_of_calls(model, names, readings) == ["a", "b", "c"]
-    seen = gather(model, ["a"], readings)["a"]
+    assert stages(model, names, readings) == [["a"], ["b"], ["c"]]
+    seen = gather(model, ["a"], readings)["a"].h
     flat = torch.cat([b.reshape(-1, 3) for b in batches])
     torch.testing.assert_close(seen, flat.t() @ flat / 15)
-    assert in_budget({"a": 3, "b": 5, "c": 6}, 4 * (9 + 25)) == [["a", "b"], ["c"]]
+    assert in_budget({"a": 3, "b": 5, "c": 6}, 8 * (9 + 25)) == [["a", "b"], ["c"]]
     assert in_budget({"a": 30, "b": 5}, 1) == [["a"], ["b"]]
     report = {m.name: m for m in quantize(model, Int8(), Calibration(readings))}
     assert report["never"].kind == "int8", "what no data reaches is rounded"
+
+
+class Fan(nn.Module):
+    """Three maps of one tensor, then one of another tensor of the same size, then the first again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k, self.q, self.v, self.out = (nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.q(x) + self.k(x) * self.v(x)
+        return self.out(y) + self.q(y)
+
+
+def test_what_is_fed_one_tensor_is_done_together() -> None:
+    names = ["k", "q", "v", "out"]
+    assert stages(Fan(), names, [lambda m: m(torch.randn(2, 4))]) == [["q", "k", "v"], ["out"]]
+    cut = [["a", "b"], ["c"], ["d"], ["e"], ["f"]]
+    assert runs(cut, 9) == cut and runs([], 3) == []
+    assert runs(cut, 3) == [["a", "b", "c"], ["d", "e"], ["f"]] and runs(cut, 1) == [["a", "b", "c", "d", "e", "f"]]
 
 
 def test_later_layers_see_what_earlier_ones_became(monkeypatch: pytest.MonkeyPatch) -> None:
