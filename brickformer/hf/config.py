@@ -103,6 +103,10 @@ class Config:
             raise self.refuse(name, {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "text"))
         return value
 
+    def optional(self, name: str, kind: type[T], absent: T | None) -> T | None:
+        """A field that may be null, as None, and means `absent` where it is not there at all."""
+        return self.get(name, kind, None) if name in self.data else absent
+
     def choice(self, names: str, choices: Mapping[str, T], default: str | None = None) -> T:
         """A field that is one of some words, as what it means to us. Errors: SpecError naming the nearest word."""
         value = self.get(names, str, _MISSING if default is None else default)

@@ -58,7 +58,7 @@ def _attention(config: Config) -> LatentAttention:
         rope_dim=turned,
         head_dim=width,
         v_dim=config.get("v_head_dim", int, 128),
-        q_rank=config.get("q_lora_rank", int, None),
+        q_rank=config.optional("q_lora_rank", int, 1536),
         position=rope,
         norm=INNER,
         scale=scale,

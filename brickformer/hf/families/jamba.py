@@ -38,7 +38,7 @@ def read(config: Config) -> Decoder:
     norm, glu = RMSNorm(config.get("rms_norm_eps", float, 1e-6)), GLU(config.get("intermediate_size", int))
     attention = Attention(
         config.get("num_attention_heads", int),
-        kv_heads=config.get("num_key_value_heads", int, None),
+        kv_heads=config.optional("num_key_value_heads", int, 8),
         dropout=config.get("attention_dropout", float, 0.0),
     )
     recurrent = Mamba(

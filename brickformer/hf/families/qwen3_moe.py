@@ -22,10 +22,12 @@ def read(config: Config) -> Decoder:
     """Their configuration as ours."""
     vocab, dim, depth = sizes(config)
     norm = RMSNorm(config.get("rms_norm_eps", float, 1e-6))
-    windowed, window = config.get("use_sliding_window", bool, False), config.get("sliding_window", int, None)
+    windowed, window = config.get("use_sliding_window", bool, False), config.optional("sliding_window", int, 4096)
     bias = config.get("attention_bias", bool, False)
     config.skip("max_window_layers")  # every layer has the window, or none
-    attention = llama.attention(config, dim, bias=bias, qk_norm=norm, mask=Mask(window=window if windowed else None))
+    attention = llama.attention(
+        config, dim, bias=bias, groups=4, qk_norm=norm, mask=Mask(window=window if windowed else None)
+    )
     router = Router(
         config.get("num_experts_per_tok", int, 8),
         normalize=config.get("norm_topk_prob", bool, False),
