@@ -6,6 +6,7 @@ trains, caches or prints is in `SILENT`; anything else may change what the model
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any, Final, TypeVar, cast, final
 
@@ -14,6 +15,8 @@ from brickformer.errors import SpecError, nearest
 Json = Mapping[str, Any]
 T = TypeVar("T")
 _MISSING: Final = object()
+MOST: Final = 10_000
+"""Layers, heads or experts: more are a broken file, and would be built for hours."""
 
 SILENT: Final = frozenset(
     """
@@ -67,7 +70,10 @@ class Config:
     def architecture(self) -> str:
         """The class it was saved from, "LlamaForCausalLM"; empty where the file does not say."""
         named = self.data.get("architectures") or [""]
-        return str(named[0]) if isinstance(named, list) else ""
+        named = [named] if isinstance(named, str) else named
+        if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+            raise self.refuse("architectures", "a list of names")
+        return str(named[0])
 
     def refuse(self, name: str, expected: str, do: str = "") -> SpecError:
         """The error for a value that cannot be: where, got, expected, what to do."""
@@ -97,11 +103,22 @@ class Config:
                 raise self.refuse(other, f"{value!r}, as {name} says the same")
         if value is None and default is None:
             return cast(T, None)
-        if kind is float and type(value) is int:
+        if kind is float and type(value) is int and abs(value) < 2**53:
             value = float(value)
-        if type(value) is not kind:
+        if type(value) is not kind or (kind is float and not math.isfinite(value)):
             raise self.refuse(name, {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "text"))
         return value
+
+    def count(self, names: str, default: Any = _MISSING) -> int:
+        """How many of something there are: layers, heads, experts. Errors: SpecError, for absurd numbers too."""
+        value = self.get(names, int, default)
+        if not 1 <= value <= MOST:
+            raise self.refuse(self._said(names), f"1 to {MOST}")
+        return value
+
+    def _said(self, names: str) -> str:
+        """The one of several names that the file has."""
+        return next(name for name in names.split("|") if name in self.data)
 
     def optional(self, name: str, kind: type[T], absent: T | None) -> T | None:
         """A field that may be null, as None, and means `absent` where it is not there at all."""
@@ -111,9 +128,7 @@ class Config:
         """A field that is one of some words, as what it means to us. Errors: SpecError naming the nearest word."""
         value = self.get(names, str, _MISSING if default is None else default)
         if value not in choices:
-            raise self.refuse(
-                next(n for n in names.split("|") if n in self.data), f"a known one; {nearest(value, choices)}"
-            )
+            raise self.refuse(self._said(names), f"a known one; {nearest(value, choices)}")
         return choices[value]
 
     def only(self, name: str, *values: Any, do: str = "") -> None:

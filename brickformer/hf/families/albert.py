@@ -29,7 +29,7 @@ def read(config: Config) -> Encoder:
     return Encoder(
         vocab,
         dim,
-        pattern([layer], config.get("inner_group_num", int, 1)),
+        pattern([layer], config.count("inner_group_num", 1)),
         embed,
         None if headless else Head(bias=True, transform=Transform(layer.ffn.activation, norm)),
         loops=depth,

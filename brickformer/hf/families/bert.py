@@ -53,7 +53,7 @@ def layer_of(config: Config, *, act: str = "gelu", dropped: float = 0.1) -> tupl
     config.only("position_embedding_type", "absolute")
     config.only("tie_word_embeddings", True)
     attention = Attention(
-        config.get("num_attention_heads", int),
+        config.count("num_attention_heads"),
         mask=FULL,
         bias=True,
         dropout=config.get("attention_probs_dropout_prob", float, dropped),

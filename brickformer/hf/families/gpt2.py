@@ -23,8 +23,8 @@ from brickformer.positions import Learned
 
 def read(config: Config) -> Decoder:
     """Their configuration as ours."""
-    dim, heads = config.get("n_embd|hidden_size", int), config.get("n_head|num_attention_heads", int)
-    depth = config.get("n_layer|num_hidden_layers", int)
+    dim, heads = config.get("n_embd|hidden_size", int), config.count("n_head|num_attention_heads")
+    depth = config.count("n_layer|num_hidden_layers")
     config.only("tie_word_embeddings", True)
     scale = None if config.get("scale_attn_weights", bool, True) else 1.0
     by_layer = config.get("scale_attn_by_inverse_layer_idx", bool, False)

@@ -37,7 +37,7 @@ def read(config: Config) -> Decoder:
     config.only("sliding_window", None)
     norm, glu = RMSNorm(config.get("rms_norm_eps", float, 1e-6)), GLU(config.get("intermediate_size", int))
     attention = Attention(
-        config.get("num_attention_heads", int),
+        config.count("num_attention_heads"),
         kv_heads=config.optional("num_key_value_heads", int, 8),
         dropout=config.get("attention_dropout", float, 0.0),
     )
@@ -50,7 +50,7 @@ def read(config: Config) -> Decoder:
         conv_bias=config.get("mamba_conv_bias", bool, True),
         inner_norm=norm,
     )
-    experts, ffn = config.get("num_experts|num_local_experts", int, 16), glu
+    experts, ffn = config.count("num_experts|num_local_experts", 16), glu
     chosen, balance = config.get("num_experts_per_tok", int, 2), config.get("router_aux_loss_coef", float, 0.001)
     mixed: FeedForwardSpec = glu
     if experts != 1:

@@ -52,7 +52,7 @@ def attention(
 
     more: what it varies.
     """
-    heads, width = config.get("num_attention_heads", int), config.get("head_dim", int, width)
+    heads, width = config.count("num_attention_heads"), config.get("head_dim", int, width)
     return Attention(
         heads,
         kv_heads=config.optional("num_key_value_heads", int, groups),

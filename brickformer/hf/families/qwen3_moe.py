@@ -34,7 +34,7 @@ def read(config: Config) -> Decoder:
         balance=config.get("router_aux_loss_coef", float, 0.001),
     )
     expert = GLU(config.get("moe_intermediate_size", int), config.choice("hidden_act", ACTIVATIONS, "silu"))
-    moe = MoE(config.get("num_local_experts|num_experts", int, 128), expert, router)
+    moe = MoE(config.count("num_local_experts|num_experts", 128), expert, router)
     dense, every = config.get("mlp_only_layers", list, None) or [], config.get("decoder_sparse_step", int, 1)
     config.skip("intermediate_size")  # of no layer where all are mixtures
     layers = []
