@@ -6,7 +6,6 @@ trains, caches or prints is in `SILENT`; anything else may change what the model
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any, Final, TypeVar, cast, final
 
@@ -15,6 +14,8 @@ from brickformer.errors import SpecError, nearest
 Json = Mapping[str, Any]
 T = TypeVar("T")
 _MISSING: Final = object()
+LARGE: Final = 2**53
+"""No number of a configuration comes near."""
 MOST: Final = 10_000
 """Layers, heads or experts: more are a broken file, and would be built for hours."""
 
@@ -103,9 +104,9 @@ class Config:
                 raise self.refuse(other, f"{value!r}, as {name} says the same")
         if value is None and default is None:
             return cast(T, None)
-        if kind is float and type(value) is int and abs(value) < 2**53:
+        if kind is float and type(value) is int and abs(value) < LARGE:
             value = float(value)
-        if type(value) is not kind or (kind is float and not math.isfinite(value)):
+        if type(value) is not kind or (type(value) in (int, float) and not abs(value) < LARGE):  # NaN is not, either
             raise self.refuse(name, {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "text"))
         return value
 

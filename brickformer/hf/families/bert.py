@@ -30,7 +30,10 @@ SELF = ("attention.self.query", "attention.self.key", "attention.self.value")
 
 
 def read(config: Config, *, body: str = "BertModel", skips: bool = False) -> Encoder:
-    """Their configuration as ours. body: the class without a head. skips: positions begin after the id of padding."""
+    """Their configuration as ours. body: the class without a head.
+
+    skips: as roberta, whose positions begin after the id of padding, and whose head is a gelu whatever the layers are.
+    """
     vocab, dim, depth = sizes(config)
     norm, layer = layer_of(config)
     rows = config.get("max_position_embeddings", int, 512)
@@ -42,7 +45,7 @@ def read(config: Config, *, body: str = "BertModel", skips: bool = False) -> Enc
         dim,
         pattern([layer], depth),
         embed,
-        None if headless else Head(bias=True, transform=Transform(_mlp(layer).activation, norm)),
+        None if headless else Head(bias=True, transform=Transform("gelu" if skips else _mlp(layer).activation, norm)),
         pooler=headless and (not config.tensors or any("pooler" in name for name in config.tensors)),
     )
 
@@ -65,7 +68,7 @@ def layer_of(config: Config, *, act: str = "gelu", dropped: float = 0.1) -> tupl
 
 def embed_of(config: Config, norm: LayerNorm, position: Learned, dropout: float, width: int | None = None) -> Embed:
     """Tokens, segments and positions, normed together."""
-    segments = config.get("type_vocab_size", int, 2)
+    segments = config.count("type_vocab_size", 2)
     return Embed(position, norm=norm, dropout=dropout, width=width, segments=segments)
 
 

@@ -50,8 +50,8 @@ def _attention(config: Config) -> LatentAttention:
     rope = read_rope(config, turned, layout="interleaved" if config.get("rope_interleave", bool, True) else "half")
     scaling = config.data.get("rope_parameters") or config.data.get("rope_scaling") or {}
     scale, strength = (width + turned) ** -0.5, scaling.get("mscale_all_dim")
-    if strength and rope.scaling is not None:
-        scale *= sharpened(scaling["factor"], strength) ** 2
+    if strength and isinstance(rope.scaling, Yarn):
+        scale *= sharpened(rope.scaling.factor, strength) ** 2
     return LatentAttention(
         config.count("num_attention_heads"),
         rank=config.get("kv_lora_rank", int, 512),

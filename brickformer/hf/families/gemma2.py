@@ -25,7 +25,9 @@ def read(config: Config) -> Decoder:
     gemma.causal_only(config)
     config.skip("cache_implementation")
     bias, norm = config.get("attention_bias", bool, False), OffsetRMSNorm(config.get("rms_norm_eps", float, 1e-6))
-    scale = config.get("query_pre_attn_scalar", float, 256.0) ** -0.5
+    width = config.get("query_pre_attn_scalar", float, 256.0)
+    if width <= 0.0:
+        raise config.refuse("query_pre_attn_scalar", "above 0")
     cap = config.optional("attn_logit_softcapping", float, 50.0)
     config.skip("hidden_act")  # of its first files, which say the other field too
     act = config.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh")
@@ -33,7 +35,9 @@ def read(config: Config) -> Decoder:
     layers = []
     for window in read_windows(config, depth, default=lambda i: i % 2 == 0):
         mask = Mask(window=window)
-        attention = llama.attention(config, dim, width=256, groups=4, mask=mask, softcap=cap, scale=scale, bias=bias)
+        attention = llama.attention(
+            config, dim, width=256, groups=4, mask=mask, softcap=cap, scale=width**-0.5, bias=bias
+        )
         layers.append(Layer(attention, glu, norm=norm, place="peri"))
     head = llama.head(config, tied=True).but(softcap=config.optional("final_logit_softcapping", float, 30.0))
     return Decoder(vocab, dim, tuple(layers), embed=Embed(scaled=True), head=head)

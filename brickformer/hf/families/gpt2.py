@@ -35,7 +35,7 @@ def read(config: Config) -> Decoder:
     weights, branches = config.get("attn_pdrop", float, 0.1), config.get("resid_pdrop", float, 0.1)
     layers = []
     for i in range(depth):
-        own = (scale or (dim // heads) ** -0.5) / (i + 1) if by_layer else scale
+        own = (scale or max(1, dim // heads) ** -0.5) / (i + 1) if by_layer else scale
         attention = Attention(heads, bias=True, dropout=weights, scale=own)
         layers.append(Layer(attention, mlp, norm=norm, dropout=branches))
     embed = Embed(position=Learned(config.get("n_positions", int, 1024)), dropout=config.get("embd_pdrop", float, 0.1))
