@@ -89,8 +89,9 @@ def read_json(path: Path) -> dict[str, Any]:
         raise RunError(
             f"{path}: broken: {e.msg} at line {e.lineno}, column {e.colno}. Restore it from a copy, or use another run."
         ) from None
-    except RecursionError:
-        raise RunError(f"{path}: broken: nested too deeply. Restore it from a copy, or use another run.") from None
+    except (RecursionError, ValueError) as e:  # the second: a number of more digits than Python reads
+        why = "nested too deeply" if isinstance(e, RecursionError) else str(e).split(";")[0]
+        raise RunError(f"{path}: broken: {why}. Restore it from a copy, or use another run.") from None
     if not isinstance(data, dict):
         raise RunError(f"{path}: broken: expected a JSON object, found {type(data).__name__}. Use another run.")
     return data

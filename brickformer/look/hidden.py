@@ -97,9 +97,8 @@ def _mamba(mixer: MambaMixer, x: Tensor, rows: Tensor) -> Iterator[Float[Tensor,
     line, tail = _line(mixer, x)
     u, _ = mixer.into(x).chunk(2, -1)
     u, _ = convolve(u, mixer.conv, line, tail)
-    r, b, c = mixer.select(u).split(mixer.select.parts, -1)
-    dt = mixer.step(r)[0]  # (T, I)
-    a, b, c = -mixer.A_log.to(dt.dtype).exp(), b[0].to(dt.dtype), c[0].to(dt.dtype)  # (I, N), 2 × (T, N)
+    dt, b, c = (v[0] for v in mixer.selected(u))  # (T, I), 2 × (T, N)
+    a, b, c = -mixer.A_log.to(dt.dtype).exp(), b.to(dt.dtype), c.to(dt.dtype)  # (I, N), 2 × (T, N)
     tokens, passed, c = len(dt), dt.cumsum(0), c[rows]
     earlier = torch.arange(tokens, device=x.device) <= rows[:, None]
     per = max(1, NUMBERS // (len(rows) * tokens * a.shape[1]))

@@ -45,6 +45,7 @@ from brickformer.mixers.lstm import LSTM
 from brickformer.mixers.mamba import Mamba
 from brickformer.mixers.mamba2 import Mamba2
 from brickformer.mixers.pointwise import Pointwise
+from brickformer.norms import RMSNorm
 
 VOCAB, DIM, TEXT = 17, 24, [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 SIGHTED: dict[str, MixerSpec] = {
@@ -225,8 +226,13 @@ def test_a_loop_gives_a_map_a_turn() -> None:
 
 @pytest.mark.parametrize(
     "spec",
-    [Mamba(state=4), Mamba2(head_dim=8, state=6, groups=2), GatedDelta(heads=2, value_heads=4)],
-    ids=lambda s: s.kind,
+    [
+        Mamba(state=4),
+        Mamba(state=4, inner_norm=RMSNorm()),
+        Mamba2(head_dim=8, state=6, groups=2),
+        GatedDelta(heads=2, value_heads=4),
+    ],
+    ids=["mamba", "mamba, normed", "mamba2", "gated_delta"],
 )
 def test_hidden_attention_is_the_derivative_of_what_the_scan_reads(
     spec: MixerSpec, monkeypatch: pytest.MonkeyPatch

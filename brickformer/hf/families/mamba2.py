@@ -25,7 +25,7 @@ def read(config: Config) -> Decoder:
     vocab, dim, depth = sizes(config)
     config.only("hidden_act", "silu", "swish")
     config.only("time_step_limit", *UNLIMITED)
-    eps, heads, width = config.get("layer_norm_epsilon", float, 1e-5), config.get("num_heads", int), None
+    eps, heads, width = config.get("layer_norm_epsilon", float, 1e-5), config.count("num_heads"), None
     width = config.get("head_dim", int, 64)
     if config.get("expand", float, 2.0) * dim != heads * width:
         raise config.refuse("num_heads", f"expand · hidden_size / head_dim, with head_dim {width}")
