@@ -10,9 +10,10 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class OutOfTime(BaseException):
@@ -71,15 +72,40 @@ def undisturbed() -> Iterator[None]:
             numpy.random.set_state(arrays)
 
 
+def duplicate(model: nn.Module) -> nn.Module:
+    """A deep copy; what a module keeps of its last run (attention maps, a loss) is cut off from that run's graph.
+
+    copy.deepcopy refuses tensors that are no leaves. Errors: whatever copying raises.
+    """
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for value in vars(module).values():
+            for x in held(value):
+                if isinstance(x, Tensor) and not x.is_leaf:
+                    memo[id(x)] = x.detach().clone()
+    return copy.deepcopy(model, memo)
+
+
+def held(value: Any, depth: int = 0) -> Iterator[Any]:
+    """What lists, tuples and dicts hold."""
+    if depth < 3 and isinstance(value, list | tuple):
+        for x in value:
+            yield from held(x, depth + 1)
+    elif depth < 3 and isinstance(value, dict):
+        for x in value.values():
+            yield from held(x, depth + 1)
+    else:
+        yield value
+
+
 def copied(model: nn.Module) -> nn.Module:
     """A deep copy on the CPU, every parameter asking for its gradient as before. Errors: whatever copying raises."""
-    other = copy.deepcopy(model)
-    return other.cpu()
+    return duplicate(model).cpu()
 
 
 def undropped(model: nn.Module) -> nn.Module:
     """A copy in train() that drops nothing."""
-    other = copy.deepcopy(model)
+    other = duplicate(model)
     for module in other.modules():
         for name, value in list(vars(module).items()):
             if isinstance(value, float) and ("drop" in name.lower() or name == "p"):

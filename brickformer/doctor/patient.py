@@ -114,7 +114,7 @@ class Patient:
         return out
 
     def _flip(self, x: Any) -> Any:
-        return x.transpose(0, 1) if self.seq_first else x
+        return x.transpose(0, 1) if self.seq_first else x.contiguous() if isinstance(x, Tensor) else x
 
     def raw(
         self, ids: Tensor, src: Tensor | None, valid: Tensor | None, src_valid: Tensor | None, model: nn.Module

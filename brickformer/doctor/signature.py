@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -19,6 +20,7 @@ _TGT = set(
 _IDS = set("ids idx x input inputs input_ids tokens in_idx token_ids seq sequence text input_seq inp".split())
 _LABELS = set("targets labels label target_ids lm_labels target y labels_ids gold".split())
 _CACHE = ("cache", "past", "state", "kv")
+_LENGTHS = re.compile(r"(^|_)(lengths|lens)$|^(src|source|tgt|trg|target|input|text|x|seq|sequence)_len(gth)?$")
 
 
 @dataclass
@@ -61,6 +63,10 @@ def read_signature(function: Callable[..., Any]) -> Signature:
 
 
 def _role(name: str, place: int, both: bool) -> Role:
+    if name.endswith(("_labels", "_label")):
+        return "labels" if name in _LABELS and place > 0 else "other"
+    if _LENGTHS.search(name) and place > 0:
+        return ("tgt_mask" if name[0] == "t" else "src_mask") if both else "mask"
     if "mask" in name or "valid" in name or name in ("pad", "padding"):
         if any(w in name for w in ("memory", "cross", "encoder_attention")):
             return "memory_mask"

@@ -37,6 +37,7 @@ class Heads:
     v: Tensor | None = None
     over: float | None = None
     softmaxes: int = 0
+    keys: int = -1  # the axis of the softmax
     fills: list[float] = field(default_factory=list)
     masked: bool = False
     fused: bool = False
@@ -132,7 +133,8 @@ class Trace(TorchFunctionMode):
             self.losses.append((name, mark.stage if mark else ""))
             return
         if name in ("softmax", "log_softmax") and flat:
-            self.softmax(name, flat[0], out)
+            axis = kwargs.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else -1)
+            self.softmax(name, flat[0], out, axis)
             return
         if name in _PRODUCTS and len(flat) >= 2:
             self.product(flat[0], flat[1], -1, -2, out)
@@ -187,7 +189,7 @@ class Trace(TorchFunctionMode):
             heads = Heads(self.place, a, b if axis_b == -1 else b.transpose(-1, -2), a.shape[axis_a], factor)
             self.put(out, Mark("scores", factor, heads))
 
-    def softmax(self, name: str, x: Tensor, out: Tensor) -> None:
+    def softmax(self, name: str, x: Tensor, out: Tensor, axis: Any) -> None:
         """Scores become weights; anything else becomes a distribution."""
         mark = self.mark(x)
         if mark is not None and mark.heads is not None and mark.stage in ("scores", "weights"):
@@ -195,6 +197,7 @@ class Trace(TorchFunctionMode):
             heads.softmaxes += 1
             if heads.scores is None:
                 heads.scores, heads.factor, heads.place = x, mark.factor, self.place
+                heads.keys = axis if isinstance(axis, int) else -1
                 self.heads.append(heads)
             heads.weights = out
             self.put(out, Mark("weights", None, heads))

@@ -220,7 +220,7 @@ def _merged(e: Exam) -> list[Finding]:
         if len(axes) != 1:
             continue
         t = 2
-        (g,) = grads(out[:, t].double().pow(2).sum() + out[:, t].sum(), [context])
+        (g,) = grads(out[:, t].double().pow(2).sum() + out[:, t].sum(), [context], keep=True)
         if g is None:
             continue
         others = tuple(i for i in range(g.ndim) if i != axes[0])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from brickformer.doctor.exam import Exam, Probe, number
 from brickformer.doctor.forms import CAUSAL
+from brickformer.doctor.guard import duplicate
 from brickformer.doctor.outputs import differ
 from brickformer.doctor.report import Finding
 from brickformer.doctor.subject import wants
@@ -112,11 +113,9 @@ def _with(e: Exam, name: str, padded: Tensor, valid: Tensor, ids: Tensor) -> Ten
 
 def _half(e: Exam, padded: Tensor, valid: Tensor) -> list[Finding]:
     """The same in half precision: sentinels of float32 become -inf there."""
-    import copy
-
     p = e.p
     for dtype in (torch.float16, torch.bfloat16):
-        model = copy.deepcopy(p.fresh).to(dtype)
+        model = duplicate(p.fresh).to(dtype)
         try:
             plain, left = p(padded, model=model), p(padded, valid=valid, model=model)
         except RuntimeError:

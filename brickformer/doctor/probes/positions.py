@@ -78,12 +78,13 @@ def _absent(e: Exam) -> list[Finding]:
                 return []  # a float mask: biases may be in it
         else:
             scores = h.scores
-        if scores is None or scores.shape[-2:] != (p.tokens, p.tokens):
+        if scores is None or sum(n == p.tokens for n in scores.shape) < 2:
             continue
-        real = scores.detach().double()
-        row = real[..., -1, :]
+        row = scores.detach().double().movedim(h.keys, -1)
         row = row.where(row > -1e4, row.amax(-1, keepdim=True))
-        if float((row - row[..., :1]).abs().max()) > max(p.allowed, 1e-9) * 10 * max(1.0, float(row.abs().max())):
+        apart = (row.amax(-1) - row.amin(-1)).nan_to_num()
+        size = row.where(row > -1e4, 0.0).abs().max()
+        if float(apart.max()) > max(p.allowed, 1e-9) * 10 * max(1.0, float(size)):
             return []
     table = _unused_table(p.model)
     return [
