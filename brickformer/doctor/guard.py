@@ -6,6 +6,8 @@ import contextlib
 import copy
 import io
 import random
+import signal
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -51,6 +53,36 @@ class Budget:
             each = used / max(self.calls, 1)
             raise OutOfTime(f"its share of {self.seconds:g} s is used up; one call takes about {each:.2g} s")
         self.calls += 1
+
+
+@contextlib.contextmanager
+def interrupted(seconds: float, message: str, threads: int = 1) -> Iterator[None]:
+    """What runs inside raises OutOfTime when it has used so many seconds of each thread, or waited four times as long.
+
+    After that every fifth second again, since what was interrupted may go on with the next call. Only in the main
+    thread of a system that has timers for processes; elsewhere nothing is interrupted.
+    """
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        raise OutOfTime(message)
+
+    watched = (
+        (signal.SIGPROF, signal.ITIMER_PROF, seconds * threads),
+        (signal.SIGALRM, signal.ITIMER_REAL, 4 * seconds),
+    )
+    before = [(number, signal.signal(number, stop)) for number, _, _ in watched]
+    try:
+        for _, timer, limit in watched:
+            signal.setitimer(timer, limit, 5.0)
+        yield
+    finally:
+        for _, timer, _ in watched:
+            signal.setitimer(timer, 0.0)
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

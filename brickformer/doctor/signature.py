@@ -25,10 +25,11 @@ _LENGTHS = re.compile(r"(^|_)(lengths|lens)$|^(src|source|tgt|trg|target|input|t
 
 @dataclass
 class Signature:
-    """The arguments of a forward by role; required: those without a default."""
+    """The arguments of a forward by role; required: those without a default; placed: those that have no name."""
 
     roles: dict[str, Role] = field(default_factory=dict)
     required: list[str] = field(default_factory=list)
+    placed: list[str] = field(default_factory=list)
 
     def named(self, *roles: Role) -> list[str]:
         """The arguments of these roles, in order."""
@@ -37,6 +38,11 @@ class Signature:
     def first(self, role: Role) -> str | None:
         """The first argument of a role."""
         return next(iter(self.named(role)), None)
+
+    def given(self, call: Callable[..., Any], values: dict[str, Any]) -> Any:
+        """What a call returns; arguments before a / and of *args go by their place."""
+        places = [values[n] for n in self.placed if n in values] if self.roles else list(values.values())
+        return call(*places, **{n: x for n, x in values.items() if self.roles and n not in self.placed})
 
 
 def read_signature(function: Callable[..., Any]) -> Signature:
@@ -53,6 +59,8 @@ def read_signature(function: Callable[..., Any]) -> Signature:
         out.roles[p.name] = _role(name, i, both)
         if p.default is p.empty:
             out.required.append(p.name)
+        if p.kind is p.POSITIONAL_ONLY:
+            out.placed.append(p.name)
     if both and out.first("src") is None and (ids := out.first("ids")) is not None:
         out.roles[ids] = "src"
     if out.first("ids") is None and out.first("src") is None and parameters:

@@ -139,6 +139,9 @@ class Trace(TorchFunctionMode):
         if name in _PRODUCTS and len(flat) >= 2:
             self.product(flat[0], flat[1], -1, -2, out)
             return
+        if name == "baddbmm" and len(flat) >= 3:
+            self.product(flat[1], flat[2], -1, -2, out, float(kwargs.get("alpha", 1.0)))
+            return
         if name == "einsum" and len(flat) == 2 and isinstance(args[0], str):
             axes = _contracted(args[0], *flat)
             self.product(flat[0], flat[1], *axes, out)
@@ -171,8 +174,10 @@ class Trace(TorchFunctionMode):
         elif isinstance(out, Tensor) and out.is_floating_point():
             self.put(out, Mark(mark.stage, None, mark.heads))
 
-    def product(self, a: Tensor, b: Tensor, axis_a: int | None, axis_b: int | None, out: Tensor) -> None:
-        """a · b: a projection, scores, or the weighted sum."""
+    def product(
+        self, a: Tensor, b: Tensor, axis_a: int | None, axis_b: int | None, out: Tensor, times: float = 1.0
+    ) -> None:
+        """times · a · b: a projection, scores, or the weighted sum."""
         ma, mb = self.mark(a), self.mark(b)
         for x, mark, axis, other in ((a, ma, axis_a, b), (b, mb, axis_b, a)):
             if mark is not None and mark.stage == "weights" and mark.heads is not None:
@@ -185,7 +190,7 @@ class Trace(TorchFunctionMode):
             self.put(out, Mark("value"))
         elif axis_a is not None and a.ndim >= 3 and b.ndim >= 3 and (ma is not None or mb is not None):
             fa, fb = (1.0 if m is None else m.factor for m in (ma, mb))
-            factor = None if fa is None or fb is None or ma is None or mb is None else fa * fb
+            factor = None if fa is None or fb is None or ma is None or mb is None else fa * fb * times
             heads = Heads(self.place, a, b if axis_b == -1 else b.transpose(-1, -2), a.shape[axis_a], factor)
             self.put(out, Mark("scores", factor, heads))
 

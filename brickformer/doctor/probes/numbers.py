@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from brickformer.doctor.exam import Exam, Probe, number
-from brickformer.doctor.forms import CAUSAL
+from brickformer.doctor.forms import SQUARE
 from brickformer.doctor.guard import duplicate
 from brickformer.doctor.outputs import differ, parts, scale_of
 from brickformer.doctor.report import Finding
@@ -50,7 +50,7 @@ def _rows(e: Exam) -> str | None:
     p = e.p
     if p.subject.batch is not None:
         return None
-    masks = [n for n in p.forms if p.forms[n] not in CAUSAL]
+    masks = [n for n in p.forms if p.forms[n] not in SQUARE]
     if masks or (p.kind != "decoder" and p.source_pad is not None and not p.width):
         return None
     return "padding cannot be given"
@@ -66,7 +66,7 @@ def _masked(e: Exam) -> list[Finding]:
     valid = torch.ones(base.shape[:2], dtype=torch.bool)
     valid[1] = False
     pad = p.source_pad if src is not None else p.pad
-    given = bool([n for n in p.forms if p.forms[n] not in CAUSAL])
+    given = bool([n for n in p.forms if p.forms[n] not in SQUARE])
     if pad is not None and not p.width and not given:
         base = base.clone()
         base[1] = pad

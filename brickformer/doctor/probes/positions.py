@@ -9,6 +9,7 @@ positions and biases move the scores only, so both are looked at.
 from __future__ import annotations
 
 import math
+import re
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +87,8 @@ def _absent(e: Exam) -> list[Finding]:
         size = row.where(row > -1e4, 0.0).abs().max()
         if float(apart.max()) > max(p.allowed, 1e-9) * 10 * max(1.0, float(size)):
             return []
+    if not trace.heads and not trace.closed and _swapped(e):
+        return []  # no attention that could be watched
     table = _unused_table(p.model)
     return [
         Finding(
@@ -101,6 +104,14 @@ def _absent(e: Exam) -> list[Finding]:
             confidence="likely",
         )
     ]
+
+
+def _swapped(e: Exam) -> bool:
+    """Whether the last output knows which of two other tokens came first."""
+    p, src = e.p, e.p.source(2)
+    turned = e.ids.clone()
+    turned[:, [0, 1]] = e.ids[:, [1, 0]]
+    return bool((differ(p(e.ids, src=src), p(turned, src=src))[:, -1] > p.allowed).any())
 
 
 def _relative(e: Exam) -> list[Finding]:
@@ -162,10 +173,13 @@ def _order_of_pooled(e: Exam) -> list[Finding]:
     ]
 
 
+_POSITION = re.compile(r"pos(?!t)|^w?pe$")
+
+
 def _unused_table(model: nn.Module) -> str:
     """The path of a table of positions, by its name."""
     for path, module in model.named_modules():
-        if "pos" in path.lower().rsplit(".", 1)[-1] and path:
+        if _POSITION.search(path.lower().rsplit(".", 1)[-1]):
             return path
         for name in (*module._parameters, *module._buffers):
             if name.lower().startswith(("pos", "pe")) and "ids" not in name:
