@@ -59,7 +59,7 @@ _VIEWS = frozenset(
     "dropout masked_fill masked_fill_ where add add_ __add__ __radd__ __iadd__ sub __sub__ stack tile detach "
     "index_select narrow tril triu neg __neg__ roll expand_as view_as tensor_split split_with_sizes chunk stack "
     "select cat hstack concat concatenate nan_to_num clamp clamp_min maximum slice_scatter "
-    "zeros_like rename refine_names adjoint H mH flip".split()
+    "zeros_like rename refine_names adjoint H mH flip view_as_complex view_as_real conj resolve_conj".split()
 )
 _TIMES = frozenset("mul mul_ __mul__ __rmul__ __imul__ multiply".split())
 _OVER = frozenset("div div_ __truediv__ __itruediv__ true_divide divide".split())
@@ -80,6 +80,7 @@ class Trace(TorchFunctionMode):
         self.closed = 0
         self.drawn: list[str] = []
         self.losses: list[tuple[str, str]] = []  # (loss, stage of its input)
+        self.said: list[tuple[str, int, tuple[int, ...]]] = []  # (place, axis, shape) of other softmaxes
         self.angles: list[tuple[str, Tensor]] = []  # what reached a cosine
         self.stack: list[str] = []
         self.open = False
@@ -182,7 +183,7 @@ class Trace(TorchFunctionMode):
         for x, mark, axis, other in ((a, ma, axis_a, b), (b, mb, axis_b, a)):
             if mark is not None and mark.stage == "weights" and mark.heads is not None:
                 if axis is not None:
-                    mark.heads.over = float(x.detach().sum(axis).max())
+                    mark.heads.over = float(x.detach().nan_to_num().sum(axis).max())
                 mark.heads.context, mark.heads.v = out, other
                 self.put(out, Mark("value", None))
                 return
@@ -207,6 +208,7 @@ class Trace(TorchFunctionMode):
             heads.weights = out
             self.put(out, Mark("weights", None, heads))
         else:
+            self.said.append((self.place, axis if isinstance(axis, int) else -1, tuple(x.shape)))
             self.put(out, Mark("logprobs" if name == "log_softmax" else "distribution", None))
 
     def fused(self, args: Any, kwargs: dict[str, Any], out: Tensor) -> None:
