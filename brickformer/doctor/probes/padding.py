@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from brickformer.doctor.exam import Exam, Probe, Where, number
-from brickformer.doctor.forms import CAUSAL, PADDING, says_keep
+from brickformer.doctor.forms import PADDING, SQUARE, says_keep
 from brickformer.doctor.masks import hides
 from brickformer.doctor.outputs import differ
 from brickformer.doctor.report import Finding
@@ -25,7 +25,7 @@ def _source_pad(e: Exam) -> int | None:
 
 def _masks(e: Exam) -> list[str]:
     forms = e.p.forms
-    return [n for n in forms if forms[n] not in CAUSAL and e.p.signature.roles[n] in ("mask", "src_mask")]
+    return [n for n in forms if forms[n] not in SQUARE and e.p.signature.roles[n] in ("mask", "src_mask")]
 
 
 def _why_not(e: Exam) -> str | None:
