@@ -118,14 +118,18 @@ def row_blocks(outputs: int, inputs: int) -> Iterator[slice]:
     return (slice(at, min(at + step, outputs)) for at in range(0, outputs, step))
 
 
-def check_finite(weight: Tensor, name: str) -> None:
-    """Errors: BrickError naming a matrix with weights that are not finite, and the first of them."""
-    for rows in row_blocks(*weight.shape):
-        good = weight[rows].isfinite()
+def check_finite(tensor: Tensor, name: str) -> None:
+    """Errors: BrickError naming a tensor with numbers that are not finite, and the first of them."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return
+    lines = tensor.reshape(-1, tensor.shape[-1] if tensor.ndim else 1)
+    for rows in row_blocks(*lines.shape):
+        good = lines[rows].isfinite()
         if not good.all():
-            at = (~good).nonzero()[0].tolist()
-            value = float(weight[rows][at[0], at[1]])
+            row, column = (~good).nonzero()[0].tolist()
+            value = float(lines[rows][row, column])
+            at = [rows.start + row, column][-tensor.ndim :]
             raise BrickError(
-                f"{name}: weight [{rows.start + at[0]}, {at[1]}] is {value}; expected finite numbers. The model is "
-                "broken: restore it from a copy, or train again."
+                f"{name} {at} is {value}; expected finite numbers. The model is broken: restore it from a copy, or "
+                "train again."
             )

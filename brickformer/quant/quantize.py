@@ -92,8 +92,8 @@ def quantize(
         if isinstance(p.module, nn.Linear) and p.name not in names
     ]
     full = None if calibration is None else twin(model)
-    for name in [*names, *tables]:
-        check_finite(_weight(model, name), name)
+    for name, tensor in model.named_parameters():
+        check_finite(tensor.detach(), name)
     heads = {id(p.module.project) for p in places(model, LogitHead) if isinstance(p.module, LogitHead)}
     wide = {name for name in names if head == "int8" and id(get(model, name)) in heads}
     work = _Work(model, scheme, wide, {}, lambda done: progress(done, whole))

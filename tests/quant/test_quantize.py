@@ -160,9 +160,14 @@ def test_what_is_refused_leaves_the_model_as_it_was() -> None:
     with pytest.raises(BrickError, match=r"no such module; did you mean 'stack.layers.0.mixer.qkv'"):
         quantize(model, Int4(), keep=["stack.layers.0.mixer.qkw"])
     model.stack.layers[1].ffn.out.weight.data[3, 4] = torch.nan
-    with pytest.raises(BrickError, match=r"stack.layers.1.ffn.out: weight \[3, 4\] is nan"):
+    with pytest.raises(BrickError, match=r"stack.layers.1.ffn.out.weight \[3, 4\] is nan"):
         quantize(model, Int4())
     model.stack.layers[1].ffn.out.weight.data[3, 4] = before["stack.layers.1.ffn.out.weight"][3, 4]
+    gain = model.stack.norm.weight.data
+    gain[5] = -torch.inf
+    with pytest.raises(BrickError, match=r"stack.norm.weight \[5\] is -inf"):
+        quantize(model, Int4(), keep=["head"])
+    gain[5] = before["stack.norm.weight"][5]
     assert all(t.equal(before[name]) for name, t in model.state_dict().items())
     with pytest.raises(BrickError, match="no linear map is left"):
         quantize(model, Int4(), keep=["stack", "head"])
