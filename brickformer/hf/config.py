@@ -28,7 +28,7 @@ SILENT: Final = frozenset(
     id2label label2id problem_type finetuning_task task_specific_params use_bfloat16 tf_legacy_loss
     summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
     output_router_logits router_aux_loss_coef aux_loss_alpha seq_aux router_jitter_noise ep_size
-    gradient_checkpointing slow_but_exact attn_implementation _attn_implementation _attn_implementation_internal
+    gradient_checkpointing attn_implementation _attn_implementation _attn_implementation_internal
     max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
     typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
     num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id

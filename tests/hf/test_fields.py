@@ -55,6 +55,7 @@ FLIPS: dict[str, list[Any]] = {
     "attn_config": [{"clip_qkv": 0.5}, {"softmax_scale": 0.7}, {"alibi": False}, {"qk_ln": True}],
     "logit_scale": [2.0],
     "architectures": [["SomethingElse"]],
+    "classifier_pooling": ["mean"],
     "dtype": ["bfloat16"],
     "torch_dtype": ["float16"],
     "attn_implementation": ["eager"],

@@ -41,6 +41,7 @@ def read(config: Config, *, marian: bool = False) -> EncoderDecoder:
         ("static_position_embeddings", marian),
         ("extra_pos_embeddings", KEPT),
         ("tie_word_embeddings", True),
+        ("is_encoder_decoder", True),
     ):
         config.only(name, value)
     dim, source, length = (config.get(name, int) for name in ("d_model", "vocab_size", "max_position_embeddings"))

@@ -25,6 +25,7 @@ def read(config: Config) -> Decoder:
     """Their configuration as ours."""
     vocab, dim = config.get("vocab_size", int), config.get("hidden_size|n_embed|n_embd", int)
     config.only("apply_residual_connection_post_layernorm", False)
+    config.only("slow_but_exact", False, do="With it theirs leaves two biases of each layer out.")
     config.only("tie_word_embeddings", True)
     attention = Attention(
         config.count("n_head|num_attention_heads"),

@@ -41,6 +41,7 @@ def read(config: Config) -> EncoderDecoder:
         attention = Attention(heads, head_dim=width, scale=1.0, position=bias, mask=mask, dropout=dropout)
         return Layer(attention, ffn, cross=cross if causal else None, norm=norm, dropout=dropout)
 
+    config.only("is_encoder_decoder", True)
     said = config.get("tie_word_embeddings", bool, True)
     scaled = config.get("scale_decoder_outputs", bool, said)
     tied = said and (scaled or not config.tensors or "lm_head.weight" not in config.tensors)
