@@ -19,7 +19,8 @@ from brickformer.export.llamacpp import ARCHITECTURES
 from brickformer.export.vocabulary import vocabulary
 from brickformer.hf.save import configuration, theirs
 from brickformer.models import DecoderModel
-from brickformer.recipes.published import CONFIG, _files
+from brickformer.recipes.published import CONFIG, files_of
+from brickformer.recipes.standard import advising
 from brickformer.recipes.trained import Trained
 
 NEAR = {"f32": 2e-2, "f16": 5e-2}
@@ -49,12 +50,13 @@ def export_gguf(trained: Trained, path: Path, kind: Kind = "f16", *, tokenizer: 
     tokenizer: False leaves the vocabulary out. Errors: SpecError, DataError for what llama.cpp does not have; RunError:
     the file is taken, the disk full, logits that are off. Nothing is left then.
     """
-    model, files = trained.model, _files(trained.target)
+    model, files = trained.model, files_of(trained.target)
     if not isinstance(model, DecoderModel):
         raise SpecError("gguf: got a model that is no decoder; llama.cpp's families that are written here all are.")
     texts = dict(files.files)
     like = json.loads(texts.pop(CONFIG)) if CONFIG in texts else None
-    family, config = configuration(model, like, {})
+    with advising(trained.run):
+        family, config = configuration(model, like, {})
     if family.model_type not in ARCHITECTURES:
         raise SpecError(f"gguf: as a {family.model_type} it has no family of llama.cpp's: {', '.join(ARCHITECTURES)}.")
     vocab = model.spec.vocab
