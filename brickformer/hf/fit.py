@@ -30,7 +30,7 @@ from brickformer.positions import Rope, Yarn
 from brickformer.spec import Spec
 
 
-class NoFamily(SpecError):
+class FamilyError(SpecError):
     """No published family computes what a model computes."""
 
 
@@ -62,7 +62,7 @@ class Near:
 def fit(spec: ModelSpec, only: str | None = None) -> Fit:
     """The first family, in the order of their list, that computes what `spec` computes. only: no other than this one.
 
-    Errors: NoFamily naming the first brick that has no place in the nearest one, and the spec that would have.
+    Errors: FamilyError naming the first brick that has no place in the nearest one, and the spec that would have.
     """
     near = nearest(spec, only)
     if not near.apart:
@@ -71,7 +71,7 @@ def fit(spec: ModelSpec, only: str | None = None) -> Fit:
     if isinstance(got, Spec) or isinstance(expected, Spec):  # as they were written, defaults left out
         got, expected = _at(spec, path), _at(near.spec, path)
     more = f"; {near.fields - 1} more such fields" if near.fields > 1 else ""
-    raise NoFamily(
+    raise FamilyError(
         f"{path}: got {_short(got)}, which {'no published family' if only is None else f'no {only}'} has there. "
         f"The nearest is {near.family.model_type}, with {_short(expected)}{more}: {_short(near.spec, 600)}. "
         "Train that, or share the run folder itself."
@@ -88,7 +88,7 @@ def _at(value: Any, path: str) -> Any:
 def nearest(spec: ModelSpec, only: str | None = None) -> Near:
     """The first family that says `spec`, else the one that has most of its bricks.
 
-    Errors: SpecError: `only` is no family; NoFamily: none is a model of this kind.
+    Errors: SpecError: `only` is no family; FamilyError: none is a model of this kind.
     """
     if only is not None and only not in FAMILIES:
         raise SpecError(f"family: got {only!r}, expected a known one; {nearest_name(only, FAMILIES)}")
@@ -109,7 +109,7 @@ def nearest(spec: ModelSpec, only: str | None = None) -> Near:
         found.append((len(_kinds(asked) ^ _kinds(known)), near))
     if not found:
         who = "no published family is" if only is None else f"{only} is not"
-        raise NoFamily(f"{spec.kind}: {who} a model of this kind. Share the run folder itself.")
+        raise FamilyError(f"{spec.kind}: {who} a model of this kind. Share the run folder itself.")
     return min(found, key=lambda pair: (pair[0], pair[1].fields))[1]
 
 

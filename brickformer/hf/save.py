@@ -134,12 +134,17 @@ def _dtype(model: AnyModel) -> str:
 def theirs(model: AnyModel, family: Family) -> Iterator[tuple[str, Tensor]]:
     """The tensors of the checkpoint, name by name; views of ours where no row moves.
 
-    Errors: RunError: copies of one tensor that have come to differ.
+    Errors: RunError: copies of one tensor that have come to differ; a tensor that is kept otherwise.
     """
     own = model.state_dict()
     for rule in family.table(settled(model.spec)):
         if not isinstance(rule, Rule):
             continue  # a tied tensor is written once
+        if rule.ours not in own:
+            raise RunError(
+                f"{rule.ours}: no such tensor in the model. Is it quantized? Export the run that it was made from; "
+                "--to gguf has --dtype q8_0 and q4_0."
+            )
         whole = own[rule.ours].detach()
         for copy in rule.copies:
             if not torch.equal(own[copy], whole):

@@ -3,7 +3,8 @@
     ours     the model against the folder read back: equal to the last bit, where both run by the same kernels
     theirs   the model against the `transformers` library reading the folder, where it is installed
 
-On some random tokens, more than attention's windows hold, in evaluation mode, with the type the parameters have.
+On some random tokens, more than attention's windows hold, in evaluation mode. Ours with the type the parameters have,
+theirs in float32 at least: in half types rounding would hide what is wrong.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from brickformer.positions import AbsolutePositionSpec, Learned, RopeScaling
 TOKENS: Final = 24
 MOST: Final = 256
 NEAR: Final = 1e-3
-"""Of the largest logit: what another order of operations may change in float32; in half types as many steps."""
+"""Of the largest logit: what another order of operations may change in float32, in which both compute here."""
 
 
 @final
@@ -56,18 +57,29 @@ def compare(model: AnyModel, again: AnyModel, folder: Path) -> Check:
     finally:
         model.train(training)
     ours = float((read - expected).abs().max())
-    step = max(1.0, torch.finfo(next(model.parameters()).dtype).eps / torch.finfo(torch.float32).eps / 16)
-    allowed = NEAR * step * max(1.0, float(expected.abs().max()))
-    if not ours <= (0.0 if model_device.type == "cpu" and _by_itself(model) else allowed):
+    exact = model_device.type == "cpu" and _by_itself(model)
+    if not ours <= (0.0 if exact else 16 * _precision(model) * _size(expected)):
         raise RunError(
             f"{folder}: read back, its logits are off by {ours:.2g}; expected equal ones. Please report this."
         )
     theirs = None
     if importlib.util.find_spec("transformers") is not None:
-        theirs = float((_asked(folder, model, ids) - expected).abs().max())
-        if not theirs <= allowed:
+        half = _precision(model) > torch.finfo(torch.float32).eps
+        there = _asked(folder, model, ids, torch.float32 if half else next(model.parameters()).dtype)
+        here = _outputs(again.float(), ids) if half else expected
+        theirs = float((there - here).abs().max())
+        if not theirs <= NEAR * _size(here):
             raise RunError(f"{folder}: transformers reads logits that are off by {theirs:.2g}. Please report this.")
     return Check(ours, theirs)
+
+
+def _precision(model: AnyModel) -> float:
+    """The step between numbers near 1 of the type of its parameters."""
+    return float(torch.finfo(next(p.dtype for p in model.parameters() if p.is_floating_point())).eps)
+
+
+def _size(logits: Tensor) -> float:
+    return max(1.0, float(logits.abs().max()))
 
 
 def _ids(model: AnyModel) -> Tensor:
@@ -106,7 +118,7 @@ def _outputs(model: AnyModel, ids: Tensor) -> Tensor:
     return out
 
 
-def _asked(folder: Path, model: AnyModel, ids: Tensor) -> Tensor:
+def _asked(folder: Path, model: AnyModel, ids: Tensor, dtype: torch.dtype) -> Tensor:
     """What transformers computes from the folder. Errors: RunError: weights it misses or does not know."""
     import transformers as hf
 
@@ -121,7 +133,11 @@ def _asked(folder: Path, model: AnyModel, ids: Tensor) -> Tensor:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             theirs, info = kind.from_pretrained(
-                folder, output_loading_info=True, attn_implementation="eager", experts_implementation="eager"
+                folder,
+                output_loading_info=True,
+                dtype=dtype,
+                attn_implementation="eager",
+                experts_implementation="eager",
             )
     except Exception as e:  # whatever it raises
         reason = " ".join(str(e).split())[-160:] or type(e).__name__

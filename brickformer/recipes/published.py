@@ -20,6 +20,7 @@ from brickformer.errors import RunError
 from brickformer.files import read_text
 from brickformer.hf.load import Checkpoint
 from brickformer.hf.tokenizer import TokenizerFiles, plain_tokenizer, read_tokenizer
+from brickformer.mask import Mask
 from brickformer.models import AnyModel, EncoderDecoderModel
 from brickformer.recipes.run import Run
 from brickformer.recipes.standard import advising
@@ -90,12 +91,9 @@ def save(
     if not isinstance(model, Trained):
         return hf.save(model, path, extra=_lengths(max_len), family=family)
     texts, like = exported(model)
-    if max_len is None and isinstance(model.run.task, Text):
-        max_len = model.run.task.context
+    extra = ids(model) | lengths(model) | _lengths(max_len)
     with advising(model.run):
-        return hf.save(
-            model.model, path, like=like, extra=ids(model) | _lengths(max_len), files=texts, family=family
-        )
+        return hf.save(model.model, path, like=like, extra=extra, files=texts, family=family)
 
 
 def exported(trained: Trained) -> tuple[dict[str, str], dict[str, Any] | None]:
@@ -118,6 +116,14 @@ def ids(trained: Trained) -> dict[str, int | None]:
         return found
     found["pad_token_id"] = PAD if trained.target.specials else None
     return found | ({"decoder_start_token_id": files.bos} if pairs else {})
+
+
+def lengths(trained: Trained) -> dict[str, int]:
+    """The longest text it learnt from, where nothing but that limits what it reads."""
+    task = trained.run.task
+    masks = [part for part in trained.run.model.parts() if isinstance(part, Mask)]
+    windowed = bool(masks) and all(mask.window is not None for mask in masks)
+    return _lengths(task.context if isinstance(task, Text) and not windowed else None)
 
 
 def _lengths(max_len: int | None) -> dict[str, int]:

@@ -15,7 +15,7 @@ from typing import Final
 from brickformer.embed import Head
 from brickformer.errors import SpecError, nearest
 from brickformer.feedforward import MLP
-from brickformer.hf.fit import NoFamily
+from brickformer.hf.fit import FamilyError
 from brickformer.layers import Layer, pattern
 from brickformer.mask import FULL
 from brickformer.mixers.attention import Attention
@@ -76,9 +76,9 @@ def advising(run: Run) -> Iterator[None]:
     """Says with the error that no family computes what a run does which command trains a model of one."""
     try:
         yield
-    except NoFamily as e:
+    except FamilyError as e:
         told = command(run)
-        raise NoFamily(f"{e}\nTo train one that can be: {told}" if told else str(e)) from None
+        raise FamilyError(f"{e} One that fits: {told}" if told else str(e)) from None
 
 
 def command(run: Run) -> str | None:
