@@ -119,7 +119,11 @@ def plain_tokenizer(tokens: Sequence[str], *, words: bool, first: int = 0) -> To
             "unk_token": NO_WORD,
         },
     }
-    beside: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    beside: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],  # decoders refuse segments, which are all 0 here
+    }
     if specials:
         beside |= dict(zip(("pad_token", "bos_token", "eos_token"), specials, strict=True))
     texts = {MAIN: data, "tokenizer_config.json": beside}

@@ -85,7 +85,7 @@ def test_a_text_model_says_the_same_there(model: str, tmp_path: Path, capsys: py
         t.AutoModelForCausalLM.from_pretrained(tmp_path / "out"),
         t.AutoTokenizer.from_pretrained(tmp_path / "out"),
     )
-    ids = tokenizer(PROMPT, return_tensors="pt", return_token_type_ids=False)
+    ids = tokenizer(PROMPT, return_tensors="pt")
     with quiet():
         said = theirs.generate(**ids, max_new_tokens=WRITES.max_tokens, do_sample=False)[0]
     assert tokenizer.decode(said) == PROMPT + (ours.text or "") and len(ours.tokens) == WRITES.max_tokens
@@ -116,7 +116,7 @@ def test_a_model_of_pairs_answers_the_same_there(recipe: str, source: str, tmp_p
     assert (made.bos_token_id, made.eos_token_id, made.pad_token_id, made.decoder_start_token_id) == (1, 2, 0, 1)
     reads = t.AutoTokenizer.from_pretrained(tmp_path / "out")
     writes = t.AutoTokenizer.from_pretrained(tmp_path / "out" / "target") if recipe == "pairs" else reads
-    ids = reads(source, return_tensors="pt", return_token_type_ids=False)
+    ids = reads(source, return_tensors="pt")
     with quiet():
         said = theirs.generate(**ids, max_new_tokens=6, do_sample=False, num_beams=1)[0]
     result = run.generate([source], Sampling(), Stop(max_tokens=6)).results[0]
@@ -155,6 +155,16 @@ def test_the_nearest_family_is_of_the_same_bricks() -> None:
         hf.fit(small("llama"), "bert")
     with pytest.raises(FamilyError, match=r"mixer\.bias: got False, which no gpt2 has there"):
         hf.fit(small("gpt2").but(**{"layers.*.mixer.bias": False}), "gpt2")
+
+
+def test_a_model_without_segments_is_none_that_has_them() -> None:
+    """A table of segments is no number that could be left out: only the family without one fits."""
+    sizes = {"vocab_size": 13, "dim": 16, "hidden_dim": 24, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 32}
+    spec = hf.FAMILIES["distilbert"].spec({"architectures": ["DistilBertForMaskedLM"], **sizes})
+    for flip in ({}, {"vocab": 14}, {"embed.position.max_len": 16}):
+        assert hf.fit(spec.but(**flip)).family.model_type == "distilbert"
+    with pytest.raises(FamilyError, match=r"embed\.segments: got 0, which no bert has there"):
+        hf.fit(spec, "bert")
 
 
 FLIPS: dict[str, dict[str, Any]] = {
