@@ -55,7 +55,7 @@ def write_whole(path: Path, data: bytes) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
-        _flush_folder(path.parent)
+        flush(path.parent)
 
 
 def append_line(path: Path, line: str) -> None:
@@ -140,11 +140,11 @@ def _untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
     return stored, tied
 
 
-def _flush_folder(path: Path) -> None:
-    """Make a rename outlast a power cut, where the system can do that."""
+def flush(path: Path) -> None:
+    """Make a file, or the renames in a folder, outlast a power cut, where the system can do that."""
     with contextlib.suppress(OSError):
-        folder = os.open(path, os.O_RDONLY)
+        opened = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(folder)
+            os.fsync(opened)
         finally:
-            os.close(folder)
+            os.close(opened)

@@ -87,8 +87,11 @@ def _line(error: BaseException, path: Path) -> str:
     return f"line {at}" if at else "while it was imported"
 
 
-def recipe(name: str, data: str | None, settings: Sequence[Setting]) -> Run:
-    """The run of a recipe, with its changes. Errors: SpecError: an unknown recipe, a file missing or too much."""
+def recipe(name: str, data: str | None, settings: Sequence[Setting], model: str | None = None) -> Run:
+    """The run of a recipe, with its changes. model: one of its shapes.
+
+    Errors: SpecError: an unknown recipe, a file missing or too much, no such shape.
+    """
     if name not in RECIPES:
         raise SpecError(f"brick train {name}: no such recipe; {nearest(name, RECIPES)}")
     make = RECIPES[name]
@@ -98,7 +101,8 @@ def recipe(name: str, data: str | None, settings: Sequence[Setting]) -> Run:
         raise SpecError(f"brick train {name}: no data. Name a file ({what}): brick train {name} --data FILE")
     if not takes_data and data is not None:
         raise SpecError(f"brick train {name}: it makes its own data, so --data {data} would be ignored. Leave it out.")
-    run = make(data=data) if takes_data else make()
+    given = {"data": data, "model": model}
+    run = make(**{key: value for key, value in given.items() if value is not None})
     return changed(run, settings)
 
 

@@ -4,6 +4,7 @@ rotary rows and transposes back by itself), and llama.cpp where its Python packa
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,35 @@ def test_every_tensor_has_its_place(name: str, tmp_path: Path) -> None:
     assert numbers.pop("rope_freqs.weight", 0) == (8 if name == "llama llama3" else 0)
     assert sum(numbers.values()) == sum(p.numel() for p in run.model.parameters())
     assert bytes(read.fields["general.architecture"].parts[-1]).decode() == ARCHITECTURES[name.split()[0]].name
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+def test_every_file_is_read_back(name: str, kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without llama.cpp too: equal in float32 (but for 1 + g), near in others; numbers that are off are refused."""
+    module = import_module("brickformer.export.gguf")
+    run = trained(name, tmp_path / "theirs")
+    back = export_gguf(run, tmp_path / "good.gguf", kind, tokenizer=False).back
+    assert back <= {"f32": 2e-5 if name == "gemma2" else 0.0, "f16": 0.05, "q8_0": 0.5, "q4_0": 20.0}[kind]
+    assert back > 0.0 or kind == "f32"
+    honest = module.stored
+
+    def spoiled(theirs: str, tensor: Any, *more: Any) -> Any:
+        return honest(theirs, tensor.roll(1, 0) if "down_proj" in theirs or "c_fc.w" in theirs else tensor, *more)
+
+    monkeypatch.setattr(module, "stored", spoiled)
+    with pytest.raises(RunError, match=r"read back, (model\.)?\S+ is off by"):
+        export_gguf(run, tmp_path / "out.gguf", kind, tokenizer=False)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["good.gguf", "theirs"]
+
+
+def test_numbers_too_large_for_half(tmp_path: Path) -> None:
+    run = characters(llama(vocab=len(set(TEXT)), dim=64, depth=1, heads=4, hidden=80))
+    run.model.stack.layers[0].ffn.out.weight.data[0, 0] = 1e5  # type: ignore[union-attr]
+    with pytest.raises(SpecError, match=r"down_proj\.weight: too large for f16"):
+        export_gguf(run, tmp_path / "out.gguf")
+    assert not list(tmp_path.iterdir())
+    export_gguf(run, tmp_path / "out.gguf", "f32")
 
 
 @pytest.mark.parametrize("name", ["gemma", "gemma2"])

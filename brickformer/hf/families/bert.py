@@ -96,7 +96,7 @@ def fields(spec: Encoder, names: tuple[str, str]) -> dict[str, Any]:
         "intermediate_size": m.hidden,
         "hidden_act": activation_word(m.activation),
         "max_position_embeddings": position.max_len + position.skip,
-        "type_vocab_size": spec.embed.segments,
+        "type_vocab_size": max(1, spec.embed.segments),
         "layer_norm_eps": first(spec, LayerNorm, LayerNorm()).eps,
         "attention_probs_dropout_prob": a.dropout,
         "hidden_dropout_prob": dropout_of(spec),

@@ -11,7 +11,7 @@ from brickformer.hf.config import Config
 from brickformer.hf.families import gemma, llama
 from brickformer.hf.family import Family
 from brickformer.hf.table import Line, below, linear
-from brickformer.hf.windows import read_windows, window_fields
+from brickformer.hf.windows import read_windows, window_fields, windows_of
 from brickformer.hf.words import ACTIVATIONS, activation_word, attention_of, glu_of, sizes
 from brickformer.layers import Layer
 from brickformer.mask import Mask
@@ -51,12 +51,17 @@ def guess(spec: Decoder) -> dict[str, Any]:
         gemma.guess(spec)
         | window_fields(spec)
         | {
+            "sliding_window": next((w for w in windows_of(spec) if w is not None), UNUSED),
             "hidden_activation": activation_word(glu_of(spec).activation),
             "query_pre_attn_scalar": _number(scale**-2),
             "attn_logit_softcapping": a.softcap,
             "final_logit_softcapping": spec.head.softcap,
         }
     )
+
+
+UNUSED = 4096
+"""The window that no layer has: theirs wants a number even so."""
 
 
 def _number(value: float) -> float | int:

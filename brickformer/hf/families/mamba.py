@@ -57,7 +57,7 @@ def guess(spec: Decoder) -> dict[str, Any]:
         "hidden_size": spec.dim,
         "num_hidden_layers": len(spec.layers),
         "state_size": m.state,
-        "expand": inner // spec.dim if inner % spec.dim == 0 else inner / spec.dim,
+        "expand": max(1, inner // spec.dim),  # a whole number there
         "intermediate_size": inner,
         "conv_kernel": m.conv,
         "time_step_rank": m.rank or math.ceil(spec.dim / 16),

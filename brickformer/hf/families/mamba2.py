@@ -47,16 +47,16 @@ def guess(spec: Decoder) -> dict[str, Any]:
     """Ours as theirs."""
     m = first(spec, Mamba2, Mamba2(heads=1))
     heads = m.heads or max(1, 2 * spec.dim // m.head_dim)
-    expand = heads * m.head_dim / spec.dim
+    expand = max(1, heads * m.head_dim // spec.dim)  # a whole number there
     return {
         "vocab_size": spec.vocab,
         "hidden_size": spec.dim,
         "num_hidden_layers": len(spec.layers),
-        "num_heads": heads,
+        "num_heads": expand * spec.dim // m.head_dim,
         "head_dim": m.head_dim,
         "state_size": m.state,
         "n_groups": m.groups,
-        "expand": int(expand) if expand == int(expand) else expand,
+        "expand": expand,
         "conv_kernel": m.conv,
         "use_bias": m.bias,
         "use_conv_bias": m.conv_bias,
