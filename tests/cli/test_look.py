@@ -124,7 +124,7 @@ def test_the_page_goes_into_the_run_folder(brick: Brick, tiny: Path, tmp_path: P
         (["FOREIGN:empty"], "no attention was seen in Linear"),
         (["FOREIGN:number"], "returned int; expected (model, inputs, tokens)"),
         (["FOREIGN:broken"], "raised ValueError: no"),
-        (["FOREIGN:make", "--only", "layers.1"], "did you mean 'layers.0"),
+        (["FOREIGN:make", "--only", "layers.1"], "known: layers.0.self_attn"),
         (["FOREIGN:make", "--only", "layers:5"], "got head '5' of layers.0.self_attn, expected one of 1, 2, 3, 4"),
         (["FOREIGN:shape"], "shape: the model raised"),
         (["FOREIGN:no_axes"], "no_axes: the model raised"),
@@ -139,6 +139,14 @@ def test_what_cannot_be_looked_at(brick: Brick, tiny: Path, tmp_path: Path, args
     before = contents(tiny)
     assert expected in brick("look", *args).error
     assert contents(tiny) == before
+
+
+@pytest.mark.parametrize(("place", "expected"), [("nowhere/x.html", "no such folder"), ("x.html", "it is a folder")])
+def test_a_page_that_cannot_be_written(brick: Brick, tiny: Path, tmp_path: Path, place: str, expected: str) -> None:
+    (tmp_path / "x.html").mkdir()
+    said = brick("look", tiny, "7 1", "--out", tmp_path / place, "--only", "decoder:1", *SHORT)
+    assert said.code == 2 and expected in said.err and said.err.count("\n") == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["x.html"]
 
 
 def test_a_longer_text_than_the_model_takes(brick: Brick, tiny: Path) -> None:
