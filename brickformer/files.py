@@ -32,6 +32,10 @@ def writing(path: Path) -> Iterator[None]:
                 why = "the disk is full. Free some space and try again; what was saved before is unharmed."
             case errno.EACCES | errno.EPERM | errno.EROFS:
                 why = "no permission to write there. Change the permissions or choose another folder."
+            case errno.ENOENT:
+                why = "there is no such folder. Make it first, or choose another one."
+            case errno.EISDIR:
+                why = "it is a folder. Choose another name."
             case _:
                 why = f"{e.strerror or e}."
         raise RunError(f"{path}: cannot be written: {why}") from None

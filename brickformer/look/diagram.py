@@ -23,7 +23,7 @@ from brickformer.look.tree import describe
 from brickformer.mixers.cross import CrossAttention
 from brickformer.models import AnyModel, DecoderModel, EncoderDecoderModel, EncoderModel
 
-WIDTH: Final = 300  # of a box
+WIDTH: Final = 330  # of a box
 COLUMN: Final = 400
 BOX, SMALL, GAP, NAMED_GAP = 48, 26, 16, 34  # heights
 
@@ -181,7 +181,7 @@ def _group(
     top, place = y, len(d.parts)
     nested = any(isinstance(inside, Group) for inside in group.inside)
     y += 28 if nested or group.times > 1 or loops > 1 else 14
-    d.path(f"M{x},{top} V{y + 4}")
+    d.path(f"M{x},{top} V{y}")
     for i, inside in enumerate(group.inside):
         if i:
             y = _arrow(d, x, y)
@@ -207,9 +207,9 @@ def _layer(d: Drawing, x: float, y: float, layer: StackLayer, spec: Layer, reads
     branches = layer.branches()
     if spec.arrange != "serial":
         return _beside(d, x, y, branches, spec)
-    for i, (around, brick) in enumerate(branches):
+    for around, brick in branches:
         begin = y
-        y = _arrow(d, x, y) if i else y + 4
+        y = _arrow(d, x, y)
         y = _norms(d, x, y, around.into)
         middle = y + BOX / 2
         y = _brick(d, x, y, brick, spec)
@@ -224,7 +224,7 @@ def _layer(d: Drawing, x: float, y: float, layer: StackLayer, spec: Layer, reads
 def _beside(d: Drawing, x: float, y: float, branches: list[tuple[Residual, nn.Module]], spec: Layer) -> float:
     """Mixer and feed-forward side by side."""
     begin, half = y, WIDTH / 2 - 5
-    y += 4
+    y = _arrow(d, x, y)
     shared = branches[0][0] is branches[1][0]
     if shared:
         y = _norms(d, x, y, branches[0][0].into)
@@ -256,7 +256,8 @@ def _norms(d: Drawing, x: float, y: float, norm: nn.Module, *, before: bool = Tr
 
 def _norm(d: Drawing, x: float, y: float, norm: nn.Module, width: float = WIDTH) -> float:
     d.rect(x - width / 2, y, width, SMALL, "norm")
-    said = ", ".join(describe(m) or type(m).__name__ for m in ([*norm] if isinstance(norm, nn.Sequential) else [norm]))
+    parts = [m for m in norm if not _is_nothing(m)] if isinstance(norm, nn.Sequential) else [norm]
+    said = ", ".join(describe(m) or type(m).__name__ for m in parts)
     d.text(x, y + 17, said, "quiet")
     return y + SMALL
 

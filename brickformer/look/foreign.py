@@ -142,10 +142,9 @@ class Sees(TorchFunctionMode):
         b, (tokens, keys) = self.pick.batch, weights.shape[-2:]
         cross = keys < tokens or (keys > tokens > 1) or any(part in path.lower() for part in _READS)
         begin = 0 if cross else max(0, keys - tokens)  # the queries are the last tokens
-        sides = tokens == len(self.source), tokens == len(self.ids)
-        reads = (
-            not cross and bool(self.source) and (sides == (True, False) or ("encoder" in path and sides[0] >= sides[1]))
-        )
+        fits = tokens == len(self.source), tokens == len(self.ids)
+        encodes = fits == (True, False) or ("encoder" in path and fits != (False, True))
+        reads = encodes and not cross and bool(self.source)
         own = self.source if reads else self.ids
         there = self.source if cross else own
         known = _fits(own, tokens + begin), _fits(there, keys)
@@ -264,12 +263,8 @@ def foreign(
             view.left_out, view.foreign = left, True
             most = max(sheet.tokens for sheet in sees.sheets)
             if most > max(len(labels), len(source)):
-                left.append(
-                    left_out(
-                        f"the texts of some tokens: {len(labels)} were given for {most}",
-                        f"部分词元的文字（共 {most} 个）",
-                    )
-                )
+                said = f"the texts of some tokens: {len(labels)} for {most}"
+                left.append(left_out(said, f"部分词元的文字（共 {most} 个）"))
             heads = sum(m.heads for m in view.maps)
             if remove and before is not None and heads <= REMOVALS and len(labels) <= MOST:
                 moved = distance_from(before[0], logits=before[1])

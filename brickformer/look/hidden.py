@@ -56,8 +56,7 @@ def looked_at(mixer: Mixer, x: Float[Tensor, "1 T D"], rows: Int[Tensor, " R"]) 
     """Rows that sum to 1, for a row of tokens without padding; None where nothing of the kind is known."""
     match mixer:
         case MambaMixer():
-            parts = [sum(some.abs().sum(0) for some in _mamba(mixer, x, tile)) for tile in _tiles(mixer, x, rows)]
-            alpha = torch.cat(parts)[None]
+            alpha = torch.cat([_of_channels(_mamba(mixer, x, tile)) for tile in _tiles(mixer, x, rows)])[None]
         case Mamba2Mixer() | GatedDeltaMixer():
             alpha = hidden_attention(mixer, x, rows).abs()
         case LSTMMixer():
@@ -90,6 +89,14 @@ def _line(mixer: LinearRecurrence, x: Tensor) -> tuple[Line, Tensor]:
 def _tiles(mixer: MambaMixer, x: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
     """As many rows at a time as one channel has room for."""
     return rows.split(max(1, NUMBERS // (x.shape[1] * mixer.A_log.shape[1])))
+
+
+def _of_channels(alpha: Iterator[Tensor]) -> Float[Tensor, "R T"]:
+    """Σ over channels of |α|; some at a time."""
+    total = next(alpha).abs().sum(0)
+    for some in alpha:
+        total += some.abs().sum(0)
+    return total
 
 
 def _mamba(mixer: MambaMixer, x: Tensor, rows: Tensor) -> Iterator[Float[Tensor, "I R T"]]:

@@ -182,7 +182,7 @@ def test_every_word_of_the_page_is_read_and_in_both_languages() -> None:
 
 def test_the_picture_needs_no_font_it_has_not() -> None:
     """A missing glyph would be a warning, and so an error; a $ alone would be a formula."""
-    made = picture(view([*EVIL, "$x_", "₀", "🙂"]))
+    made = picture(view([*EVIL, "$x_", "₀", "🙂", "你好你好你好"]))
     assert made.startswith(b"\x89PNG")
 
 
@@ -195,6 +195,7 @@ def test_the_picture_says_what_it_has_no_room_for(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("matplotlib.figure.Figure.suptitle", lambda self, text, **_: titles.append(text))
     picture(view(list("abc")))
     assert titles == ["a\n1 layers left out\n1 heads a layer left out"]
+    monkeypatch.setattr(grid, "_known", lambda: frozenset(range(128)))
     picture(view(["你好" * 30, "b", "c"]))
     assert len(titles[1].split("\n")[0]) <= 40 and titles[1].startswith("U+4F60U+597D"), "cut where the picture ends"
 
