@@ -127,6 +127,10 @@ class Numbers(Tensors):
         """As it should be: what is read is compared."""
         return tuple(self._wanted[name].shape)
 
+    def dtype(self, name: str) -> torch.dtype:
+        """What blocks are taken apart into."""
+        return torch.float32
+
     def read(self, name: str) -> Tensor:
         """From the file, its blocks taken apart."""
         got, meant = self._back.read(name), self._wanted[name].detach().cpu().float()
