@@ -75,7 +75,8 @@ class RootMeanSquare(nn.RMSNorm):
     def forward(self, x: Float[Tensor, "*N D"]) -> Float[Tensor, "*N D"]:
         """(..., D) -> (..., D)."""
         exact = x.dtype in (torch.float32, torch.float64) and x.dtype is self.weight.dtype
-        if exact and x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        plain = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if exact and plain and x.device.type == "cpu" and not torch._C._are_functorch_transforms_active():
             return _RootMeanSquare.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
         return super().forward(x)
 

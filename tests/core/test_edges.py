@@ -8,6 +8,7 @@ import torch
 from brickformer import GLU, MLP, Attention, BrickError, Decoder, Layer, Rope, SpecError, pattern
 from brickformer.cli.settings import changed
 from brickformer.embed import Embed
+from brickformer.mixers.shortconv import ShortConv
 from brickformer.positions import Alibi, Sinusoid
 from brickformer.shapes import shapes_of
 
@@ -61,3 +62,19 @@ def test_an_index_that_is_none(index: str) -> None:
         SPEC.but(**{f"layers.{index}.place": "post"})
     with pytest.raises(SpecError, match="or \\*"):
         changed(SPEC, [(f"layers.{index}.place", "post")])
+
+
+def test_gradients_of_each_row_by_torchs_transforms() -> None:
+    """vmap over grad knows neither numbers nor functions with a backward of their own."""
+    model = Decoder(20, 16, pattern([Layer(ShortConv(Attention(2, position=Rope())), GLU(24))], 2)).build()
+    weights, ids = dict(model.named_parameters()), torch.randint(0, 20, (3, 1, 5))
+
+    def loss(weights: dict[str, torch.Tensor], row: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = torch.func.functional_call(model, weights, (row,))
+        return out.square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, ids)
+    for i, row in enumerate(ids):
+        alone = torch.autograd.grad(loss(weights, row), list(weights.values()))
+        for name, g in zip(weights, alone, strict=True):
+            torch.testing.assert_close(each[name][i], g, rtol=1e-4, atol=1e-4)
