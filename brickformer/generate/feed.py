@@ -84,7 +84,7 @@ class Feed:
         ids, at = self.writer.pack(rows)
         if self.use_cache:
             self.capacity = room(self.writer, ids.shape[1], more)
-            self.state = self.writer.init_state(len(rows), self.capacity)
+            self.state = self.writer.init_state(len(rows), self.capacity + self.writer.spare)
         h = decoder.hidden(ids, at, self.state, self.memory)
         self._weigh()
         return decoder.logits(h[:, -1:])[:, 0]

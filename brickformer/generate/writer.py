@@ -148,6 +148,11 @@ class Writer:
                 f"Shorten it."
             )
 
+    @property
+    def spare(self) -> int:
+        """Slots that are never written: one where a step that fills the last would have to be compiled anew."""
+        return 0 if self.compiled is None else 1
+
     def init_state(self, batch: int, max_len: int) -> StackState:
         """An empty state of the decoder, its cache kept as asked for. Errors: StateError: more than memory holds."""
         self.repack()
