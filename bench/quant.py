@@ -232,7 +232,7 @@ def main() -> None:
     p.add_argument("--only", nargs="+", choices=tuple(PARTS), default=list(PARTS), metavar="PART")
     p.add_argument("--rounds", type=int, default=7)
     p.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    p.add_argument("--steps", type=int, default=2000, help="of tinyshakespeare")
+    p.add_argument("--steps", type=int, default=1000, help="of tinyshakespeare")
     p.add_argument("--runs", type=Path, help="where trained runs are looked for, and kept; default: thrown away")
     p.add_argument("--tiny", action="store_true", help="to see that it runs; nothing is kept")
     p.add_argument("--peak", help=argparse.SUPPRESS)
@@ -255,8 +255,8 @@ def main() -> None:
         parts.append(f"Rebuilt by `{command}` in {time.perf_counter() - began:.0f} s. {about}.")
         found[name] = "\n\n".join(parts)
         print(f"## {found[name]}\n", flush=True)
-    if not args.tiny:
-        keep(found)
+        if not args.tiny:
+            keep(found)
 
 
 if __name__ == "__main__":

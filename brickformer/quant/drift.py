@@ -58,16 +58,16 @@ class _Half(CodedMap):
         super().__init__()
         self.in_features, self.out_features = like.in_features, like.out_features
         self.parts = like.parts if isinstance(like, FusedLinear) else (like.out_features,)
-        self.short, self.bias, self.dtype = like.weight.detach().to(torch.bfloat16), like.bias, like.weight.dtype
+        self.kept, self.bias, self.dtype = like.weight.detach().to(torch.bfloat16), like.bias, like.weight.dtype
 
     @property
     def weight(self) -> Float[Tensor, "O I"]:
         """In the type that it was in, for code that looks at weights."""
-        return self.short.to(self.dtype)
+        return self.kept.to(self.dtype)
 
     def forward(self, x: Float[Tensor, "*N I"]) -> Float[Tensor, "*N O"]:
         """(..., I) -> (..., O)."""
-        return F.linear(x, self.short.to(x.dtype), self.bias)
+        return F.linear(x, self.kept.to(x.dtype), self.bias)
 
     def product(self) -> Callable[[Tensor], Tensor]:
         """No other than `forward`: it reads many rows."""

@@ -57,7 +57,9 @@ def restore(model: nn.Module, data: Any, tensors: Mapping[str, Tensor], where: s
     """
     broken = f"{where}: broken or altered"
     if not isinstance(data, dict) or not isinstance(data.get("modules"), dict):
-        raise RunError(f"{where}: its 'quantized' entry is broken. Restore spec.json from a copy, or quantize again.")
+        raise RunError(
+            f"{where}: the 'quantized' entry of spec.json is broken. Restore spec.json from a copy, or quantize again."
+        )
     if data.get("format") != FORMAT:
         raise RunError(
             f"{where}: quantized in format {data.get('format')!r}; this version reads {FORMAT}. Quantize again."
@@ -68,7 +70,7 @@ def restore(model: nn.Module, data: Any, tensors: Mapping[str, Tensor], where: s
         for name, said in data["modules"].items():
             _empty(model, name, said)
     except (SpecError, KeyError, AttributeError, TypeError) as e:
-        raise RunError(f"{where}: its 'quantized' entry is broken ({e}). Quantize again.") from None
+        raise RunError(f"{where}: the 'quantized' entry of spec.json is broken ({e}). Quantize again.") from None
     own = model.state_dict()
     wrong = sorted(own.keys() ^ tensors.keys())
     wrong += [n for n in own if n in tensors and (own[n].shape, own[n].dtype) != (tensors[n].shape, tensors[n].dtype)]
@@ -80,6 +82,8 @@ def restore(model: nn.Module, data: Any, tensors: Mapping[str, Tensor], where: s
 
 def _empty(model: nn.Module, name: str, said: dict[str, Any]) -> None:
     """A coded module without numbers in the place of a plain one."""
+    if name not in dict(model.named_modules()):
+        raise RunError(f"{name}: the model has no such module; spec.json was altered. Restore it, or quantize again.")
     fields = {key: value for key, value in said.items() if key != "divides"}
     scheme: Scheme = read(Scheme, fields, name)
     old = get(model, name)

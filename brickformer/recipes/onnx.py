@@ -32,7 +32,7 @@ from brickformer.generate.rows import Plan, open_rows
 from brickformer.generate.sampling import Uniform
 from brickformer.models import AnyModel, EncoderDecoderModel
 from brickformer.quant import Int4, Int8, QuantEmbedding, QuantLinear, Scheme, quantize
-from brickformer.quant.codes import Coded
+from brickformer.quant.codes import Coded, check_finite
 from brickformer.recipes.trained import Trained
 from brickformer.recipes.weighted import is_quantized
 from brickformer.train import RunFolder
@@ -68,7 +68,7 @@ def export_run(path: Path, scheme: Scheme | None, out: Path | None = None) -> tu
     default, is made anew.
 
     Errors: BrickError: a brick or codes that a graph cannot say, a run that is quantized already and a scheme, a folder
-    that is there, logits that are off in full precision. Nothing is written then.
+    that is there, weights that are not finite, logits that are off in full precision. Nothing is written then.
     """
     if out is not None and out.exists():
         raise RunError(f"{out}: is there already. Name a new folder.")
@@ -76,6 +76,8 @@ def export_run(path: Path, scheme: Scheme | None, out: Path | None = None) -> tu
     if scheme is not None and coded:
         raise RunError(f"{path}: is quantized already, and is exported with the bits it has. Leave --bits out.")
     trained = Trained.open(path, device=torch.device("cpu"))
+    for name, tensor in trained.model.named_parameters():
+        check_finite(tensor.detach(), name)
     if scheme is not None:
         quantize(trained.model, scheme)
     made = export_onnx(trained.model, matrix_of)

@@ -90,7 +90,7 @@ def test_a_twin_keeps_the_full_model() -> None:
         parts = place.module.parts if isinstance(place.module, FusedLinear) else parts
         replace(model, place.name, QuantLinear(Int4(), parts, place.module.in_features, bias=None))  # empty
     half = get(full, "stack.layers.0.mixer.qkv")
-    assert half.half.dtype is torch.bfloat16 and half.weight.dtype is torch.float32
+    assert half.kept.dtype is torch.bfloat16 and half.weight.dtype is torch.float32
     assert (full(ids) - before).norm() < 0.02 * before.norm()
     assert {p.data_ptr() for p in full.parameters()} < shared, "only what no linear map holds alone"
 

@@ -16,6 +16,7 @@ from brickformer.errors import BrickError, RunError
 from brickformer.files import read_tensors, write_tensors
 from brickformer.quant import NF4, Int4, Int8, QuantLinear, Scheme
 from brickformer.recipes import Session, Trained
+from brickformer.recipes.onnx import export_run
 from brickformer.recipes.quantized import Plan, quantize_run
 from brickformer.surgery import places
 
@@ -109,16 +110,16 @@ def test_files_that_were_cut_or_altered_are_refused(quantized: Path, tmp_path: P
         refused("its numbers are not those that were quantized")
     name = next(iter(said["quantized"]["modules"]))
     for entry, what in (
-        (None, "entry is broken"),
+        (None, "entry of spec.json is broken"),
         ({**said["quantized"], "format": 7}, "format 7"),
         ({**said["quantized"], "modules": {}}, "does not fit spec.json"),
         (
             {**said["quantized"], "modules": {**said["quantized"]["modules"], "nowhere": {"kind": "int8"}}},
-            "no such module",
+            "^nowhere: the model has no such module; spec.json was altered",
         ),
         ({**said["quantized"], "modules": {**said["quantized"]["modules"], name: {"kind": "int5"}}}, "int5"),
         ({**said["quantized"], "modules": {**said["quantized"]["modules"], name: {"kind": "int8"}}}, "does not fit"),
-        ({**said["quantized"], "modules": {**said["quantized"]["modules"], name: 3}}, "entry is broken"),
+        ({**said["quantized"], "modules": {**said["quantized"]["modules"], name: 3}}, "entry of spec.json is broken"),
     ):
         spec.write_text(json.dumps({**said, "quantized": entry}))
         refused(what)
@@ -154,6 +155,8 @@ def test_weights_that_are_not_finite(run: Path, tmp_path: Path) -> None:
     write_tensors(tmp_path / "bad" / "weights.safetensors", tensors, metadata)
     with pytest.raises(BrickError, match=r"decoder.stack.layers.0.ffn.out.weight \[1, 2\] is inf"):
         quantize_run(tmp_path / "bad", Plan(Int8()))
+    with pytest.raises(BrickError, match=r"decoder.stack.layers.0.ffn.out.weight \[1, 2\] is inf"):
+        export_run(tmp_path / "bad", None)
     assert [p.name for p in tmp_path.iterdir()] == ["bad"]
 
 
