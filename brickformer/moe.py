@@ -11,6 +11,9 @@ What keeps the experts evenly used (all act in training only):
     z         mean (log Σ_e exp logit_e)²: keeps logits small                         arXiv 2202.08906, eq. 5
     bias_rate b_e moves by this much against the load of its expert; no loss at all   arXiv 2408.15664
 
+Each acts at every pass through the router. A stack that is looped n times, or a step of n accumulated batches, passes
+n times, as n layers would: divide by n what should act once a step.
+
 The losses are attached to the gradient of the output, so no signature changes: their gradient is that of a loss
 `training loss + balance · (...) + z · (...)`, in each forward and backward.
 Routing is read by hooks on `TopKRouter`.

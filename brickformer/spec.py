@@ -198,7 +198,8 @@ def _read_spec(expected: type[Spec], data: Any, path: str) -> Spec:
     if kind is None:
         raise SpecError(f"{path}.kind: missing; expected one of: {', '.join(known)}.")
     if not isinstance(kind, str) or kind not in known:
-        raise SpecError(f"{path}.kind: got {kind!r}, expected {_slot(expected)}; {nearest(str(kind), known)}")
+        got = _short(kind)
+        raise SpecError(f"{path}.kind: got {got}, expected {_slot(expected)}; {nearest(str(kind), known)}")
     cls = known[kind]
     fields = fields_of(cls)
     given = {str(name): value for name, value in data.items() if name != "kind"}
@@ -289,9 +290,12 @@ def _slot(t: Any) -> str:
 
 
 def _wrong(path: str, data: Any, expected: str, hint: str = "") -> SpecError:
+    return SpecError(f"{path}: got {_short(data)} ({type(data).__name__}), expected {expected}.{hint}")
+
+
+def _short(data: Any) -> str:
     shown = repr(data)
-    shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    return SpecError(f"{path}: got {shown} ({type(data).__name__}), expected {expected}.{hint}")
+    return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
 def _number_hint(expected: Any, data: Any) -> str:

@@ -147,7 +147,7 @@ def _preset(make: Callable[..., ModelSpec], settings: Sequence[Setting]) -> Mode
     others = [(path, value) for path, value in settings if path not in hints]
     known = {*hints, *fields_of(type(spec))} - {"return"}
     for path, _ in others:
-        if path.split(".")[0] not in known:
+        if path.split(".")[0] not in known | {"*"}:
             raise SpecError(f"--set {path}: no such argument or field; {nearest(path.split('.')[0], known)}")
     return changed(spec, others)
 
