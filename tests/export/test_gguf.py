@@ -149,7 +149,7 @@ def test_every_file_is_read_back(name: str, kind: Any, tmp_path: Path, monkeypat
 def test_numbers_too_large_for_half(tmp_path: Path) -> None:
     run = characters(llama(vocab=len(set(TEXT)), dim=64, depth=1, heads=4, hidden=80))
     run.model.stack.layers[0].ffn.out.weight.data[0, 0] = 1e5  # type: ignore[union-attr]
-    with pytest.raises(SpecError, match=r"down_proj\.weight: too large for f16"):
+    with pytest.raises(SpecError, match=r"down_proj\.weight: too large for half"):
         export_gguf(run, tmp_path / "out.gguf")
     assert not list(tmp_path.iterdir())
     export_gguf(run, tmp_path / "out.gguf", "f32")
