@@ -101,7 +101,7 @@ def write_gguf(
                     whole = stored(theirs, tensor.detach().cpu().float(), config, known).contiguous().numpy()
                     if raw[there] == gguf.GGMLQuantizationType.F16 and np.abs(whole).max(initial=0.0) > LARGEST:
                         raise SpecError(
-                            f"gguf: {theirs}: too large for {kind}, past {LARGEST:.0f}. Write it with --dtype f32."
+                            f"gguf: {theirs}: too large for half, past {LARGEST:.0f}. Write it with --dtype f32."
                         )
                     writer.write_tensor_data(gguf.quantize(whole, raw[there]))
             check(part)
