@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,19 +27,30 @@ def writing(path: Path) -> Iterator[None]:
     """Turns an OSError inside into a RunError that says what to do about it."""
     try:
         yield
+    except safetensors.SafetensorError as e:
+        told = re.search(r"\(os error (\d+)\)", str(e))
+        raise _not_written(path, int(told[1]) if told else None, e) from None
     except OSError as e:
-        match e.errno:
-            case errno.ENOSPC | errno.EDQUOT:
-                why = "the disk is full. Free some space and try again; what was saved before is unharmed."
-            case errno.EACCES | errno.EPERM | errno.EROFS:
-                why = "no permission to write there. Change the permissions or choose another folder."
-            case errno.ENOENT:
-                why = "there is no such folder. Make it first, or choose another one."
-            case errno.EISDIR:
-                why = "it is a folder. Choose another name."
-            case _:
-                why = f"{e.strerror or e}."
-        raise RunError(f"{path}: cannot be written: {why}") from None
+        full = e.errno is None and " requested and " in str(e)  # as numpy says it
+        raise _not_written(path, errno.ENOSPC if full else e.errno, e) from None
+
+
+def _not_written(path: Path, reason: int | None, error: Exception) -> RunError:
+    """reason: the system's number, where it is known."""
+    match reason:
+        case errno.ENOSPC | errno.EDQUOT:
+            why = "the disk is full. Free some space and try again; what was saved before is unharmed."
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            why = "no permission to write there. Change the permissions or choose another folder."
+        case errno.ENOENT:
+            why = "there is no such folder. Make it first, or choose another one."
+        case errno.EISDIR:
+            why = "it is a folder. Choose another name."
+        case None:
+            why = f"{error}."
+        case _:
+            why = f"{os.strerror(reason)}."
+    return RunError(f"{path}: cannot be written: {why}")
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -30,6 +30,8 @@ from brickformer.files import flush, writing
 Kind = Literal["f32", "f16", "q8_0", "q4_0"]
 KINDS: Final[tuple[Kind, ...]] = ("f32", "f16", "q8_0", "q4_0")
 BLOCK: Final = 32
+LARGEST: Final = 65504.0
+"""The largest number in half."""
 _FILE_TYPE: Final = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7}
 _EXACT: Final = ("position_embd.weight", "rope_freqs.weight")
 _OUTSIDE: Final = ("token_embd.weight", "output.weight")
@@ -98,10 +100,11 @@ def write_gguf(
                 writer.write_ti_data_to_file()
                 for theirs, there, tensor in plan:  # one at a time, in that order
                     whole = stored(theirs, tensor.detach().cpu().float(), config, known).contiguous().numpy()
-                    made = gguf.quantize(whole, raw[there])
-                    if raw[there] == gguf.GGMLQuantizationType.F16 and not np.isfinite(made).all():
-                        raise SpecError(f"gguf: {theirs}: too large for {kind}, past 65504. Write it with --dtype f32.")
-                    writer.write_tensor_data(made)
+                    if raw[there] == gguf.GGMLQuantizationType.F16 and np.abs(whole).max(initial=0.0) > LARGEST:
+                        raise SpecError(
+                            f"gguf: {theirs}: too large for half, past {LARGEST:.0f}. Write it with --dtype f32."
+                        )
+                    writer.write_tensor_data(gguf.quantize(whole, raw[there]))
             check(part)
             flush(part)
             part.rename(path)

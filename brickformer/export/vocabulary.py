@@ -20,6 +20,8 @@ from brickformer.errors import DataError
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """llama.cpp's kinds of tokens."""
+NO_MERGES: Final = ["<none> <none>"]
+"""Where nothing is joined: llama.cpp reads no file without merges, and these two are never made."""
 _BYTES = {f"<0x{i:02X}>" for i in range(256)}
 _CUTS: Final = {
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
@@ -70,7 +72,7 @@ def vocabulary(text: str | None, count: int, *, bos: int | None, eos: int | None
     if model["type"] == "BPE" and _over_bytes(data):
         merges = [" ".join(m) if isinstance(m, list) else m for m in model["merges"]]
         note = "letters and accents that are apart are not joined by llama.cpp" if data.get("normalizer") else ""
-        return Vocabulary("gpt2", tokens, [], kinds, merges, fields | {"pre": _cut(data)}, note)
+        return Vocabulary("gpt2", tokens, [], kinds, merges or NO_MERGES, fields | {"pre": _cut(data)}, note)
     if model["type"] == "BPE" and model.get("byte_fallback"):
         made = {
             "".join(m if isinstance(m, list) else m.split(" ")): i
@@ -85,7 +87,7 @@ def vocabulary(text: str | None, count: int, *, bos: int | None, eos: int | None
         note = "a character that it does not know is left out by llama.cpp, without a word"
         tokens = [token if i in added else _bytes(token) for i, token in enumerate(tokens)]
         merges = list(dict.fromkeys(merge for i, t in enumerate(tokens) if i not in added for merge in _joining(t)))
-        return Vocabulary("gpt2", tokens, [], kinds, merges, fields | {"pre": "gpt-2"}, note)
+        return Vocabulary("gpt2", tokens, [], kinds, merges or NO_MERGES, fields | {"pre": "gpt-2"}, note)
     raise _unknown("whole words" if model["type"] == "WordLevel" else f"a {model['type']} without bytes")
 
 

@@ -31,13 +31,13 @@ CONTEXT: Final = 256
 
 
 def text_llama() -> Decoder:
-    """Llama with D = 144, 3 layers, 4 heads."""
-    return llama(vocab=FROM_DATA, dim=144, depth=3, heads=4, hidden=408)
+    """Llama with D = 128, 4 layers, 4 heads, F = 352: 0.82 M parameters. Widths are blocks of 32, as GGUF packs them."""
+    return llama(vocab=FROM_DATA, dim=128, depth=4, heads=4, hidden=352)
 
 
 def text_gpt2() -> Decoder:
     """GPT-2 in the same size; it reads no more than `CONTEXT` tokens."""
-    return gpt2(vocab=FROM_DATA, dim=144, depth=3, heads=4, max_len=CONTEXT, dropout=0.0)
+    return gpt2(vocab=FROM_DATA, dim=128, depth=4, heads=4, max_len=CONTEXT, dropout=0.0)
 
 
 def pairs_marian(*, shared: bool = False, dropout: float = 0.1) -> EncoderDecoder:

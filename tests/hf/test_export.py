@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -94,6 +96,8 @@ def test_a_text_model_says_the_same_there(model: str, tmp_path: Path, capsys: py
 
     assert main(["export", str(run), "--to", "gguf", str(tmp_path / "out.gguf"), "--dtype", "f32"]) == 0
     assert "read back 0, by llama.cpp" in capsys.readouterr().out
+    assert main(["export", str(run), "--to", "gguf", str(tmp_path / "small.gguf"), "--dtype", "q4_0"]) == 0
+    assert "of q4_0; largest" in capsys.readouterr().out, "a matrix stayed in half: widths are no blocks of 32"
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     with quiet():
@@ -241,6 +245,34 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
     (tmp_path / ".out.part" / "model.safetensors").write_text("half")
     hf.save(model, tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "link", "out"]
+
+
+@pytest.mark.parametrize("form", ["hf", "gguf"])
+def test_a_disk_that_is_full(form: str, tmp_path: Path) -> None:
+    """Each of the packages that write says it in its own way; a limit of the size of a file stands for the disk."""
+    code = f"""
+import resource, sys
+from pathlib import Path
+from brickformer import hf
+from brickformer.presets import llama
+from brickformer.recipes.gguf import export_gguf
+from brickformer.recipes import Run, Trained
+from brickformer.tasks import Imported, WordTokenizer
+spec = llama(vocab=13, dim=64, depth=1, heads=4, hidden=900)
+model, words = spec.build().eval(), WordTokenizer(map(str, range(13)), specials=False)
+resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
+try:
+    if {form!r} == "hf":
+        hf.save(model, "out")
+    else:
+        export_gguf(Trained(Run(Imported("x"), spec), model, None, words), Path("out"), "f32", tokenizer=False)
+except ValueError as e:
+    print(e)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert "cannot be written: " in done.stdout and len(done.stdout.splitlines()) == 1, done.stderr
+    assert ("too large" if form == "hf" else "the disk is full") in done.stdout
+    assert not list(tmp_path.iterdir())
 
 
 # ---- tokenizers -----------------------------------------------------------------------------------------------------
