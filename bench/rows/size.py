@@ -105,12 +105,13 @@ def bits() -> Row:
             f"{ms[n]:.1f}",
             f"{ms['float32'] / ms[n]:.1f} ×",
             f"{x:.4f}",
-            f"{x - before:+.4f}",
+            more(x - before),
         )
         for n, x in losses.items()
     ]
     made, (left, right) = figure(9.0, 3.2, columns=2)
-    left.barh(list(ms), list(ms.values()), color=[GREY, BLUE, BLUE, BLUE, BLUE])
+    fast = ["float32", "8 bits", "4 bits"]
+    left.barh(fast, [ms[n] for n in fast], color=[GREY, BLUE, BLUE])
     left.set(xlabel="ms a token")
     right.barh(list(schemes), [losses[n] - before for n in schemes], color=RED)
     right.set(xlabel="loss above float32 (nats)")
@@ -122,17 +123,23 @@ def bits() -> Row:
     return Row(
         "Weights in 8 and 4 bits",
         "a quarter of the size, twice the speed, a bearable loss",
-        f"8 bits: {share['8 bits']:.2f} of the bytes, {faster['8 bits']:.1f} × as fast, {eight:+.4f} nats on a loss of "
-        f"{before:.2f}; 4 bits: {share['4 bits']:.2f}, {faster['4 bits']:.1f} ×, {four:+.4f}, rounded by data "
-        f"{calibrated:+.4f}",
+        f"8 bits: {share['8 bits']:.2f} of the bytes, {faster['8 bits']:.1f} × as fast, {more(eight)} nats on a loss of "
+        f"{before:.2f}; 4 bits: {share['4 bits']:.2f}, {faster['4 bits']:.1f} ×, {more(four)}, rounded by data "
+        f"{more(calibrated)}",
         "agrees" if share["8 bits"] < 0.27 and faster["8 bits"] > 1.9 and eight < 0.01 else "in part",
         "Bytes and time: six layers of width 512, one text on a CPU, a token through the cache of 63, the middle of 15 calls. "
         "Loss: two layers of width 128, 300 steps on tinyshakespeare, on its held-out part; by data: GPTQ with eight batches. "
         "Bytes are of the coded matrices, scales included. More: [quantization](quantization.md).",
         "How many times depends on the machine: a token reads every weight once, so what counts is where the weights lie. "
-        "A quarter is 8 bits against 32; with 4 bits it is a seventh.",
+        "A quarter is 8 bits against 32; with 4 bits it is a seventh. NF4 has no kernel on a CPU: its matrices are made anew "
+        "for every product, which is small and slow.",
         table(("weights", "bytes ÷ float32", "ms a token", "times", "loss", "more"), rows),
     )
+
+
+def more(loss: float) -> str:
+    """A difference, without the sign of a zero."""
+    return f"{loss:+.4f}" if abs(loss) >= 0.00005 else "0.0000"
 
 
 def language_model(dim: int, depth: int) -> DecoderModel:

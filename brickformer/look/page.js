@@ -166,7 +166,7 @@ function drawStage() {
   markThumb();
   const map = DATA.maps[state.map];
   state.row = Math.min(Math.max(0, state.row), map.T - 1);
-  const views = el("div", { class: "segments", role: "group" });
+  const views = el("div", { class: "segments", role: "group", "aria-label": t("heat") + " / " + t("lines") });
   for (const view of ["heat", "lines"])
     views.append(el("button", {
       type: "button", "data-view": view, "aria-pressed": String(state.view === view),

@@ -32,7 +32,7 @@ function chartCard(chart) {
     drawing.append(svg("text", { x: left - 8, y: y(v) + 4, "text-anchor": "end" }, chart.key === "exact" ? Math.round(100 * v) + " %" : short(v)));
   }
   const marks = niceTicks(0, last);
-  marks.forEach((v, i) => drawing.append(svg("text", { x: x(v), y: height - 14, "text-anchor": "middle" }, (i ? "" : t("step_axis") + " ") + short(v))));
+  marks.forEach((v, i) => drawing.append(svg("text", { x: x(v), y: height - 11, "text-anchor": "middle" }, (i ? "" : t("step_axis") + " ") + short(v))));
   const said = [], keys = el("div", { class: "keys" });
   chart.series.forEach((s, i) => {
     const name = ["train", "val"].includes(s.name) ? t(s.name) : s.name, end = s.y[s.y.length - 1];
