@@ -244,7 +244,7 @@ def _merged(e: Exam) -> list[Finding]:
         if len(axes) != 1:
             continue
         t, g = 2, None
-        after = [out for n, out in outs if n > i][:4]
+        after = [out for n, out in outs if n == i + 1][:4]  # before the next attention
         for out in [*after, *([final] if final.shape[1] == p.tokens and i + 1 == len(trace.heads) else [])]:
             (g,) = grads(out[:, t].double().pow(2).sum() + out[:, t].sum(), [context], keep=True)
             if g is not None:

@@ -26,6 +26,7 @@ def _run(e: Exam) -> list[Finding]:
         if moved > p.allowed:
 
             def touched(x: Tensor, y: Tensor, row: int = row) -> bool:
+                x, y = (x.transpose(0, 1), y.transpose(0, 1)) if p.seq_first and x.ndim == 3 else (x, y)
                 return x.ndim == 3 and x.shape[0] == 3 and bool((x[row] - y[row]).abs().max() > p.allowed)
 
             where = e.begins(lambda: p(ids, src=src), lambda x=other, s=source2: p(x, src=s), touched)
