@@ -59,7 +59,6 @@ def page() -> str:
         if (PICTURES / f"claim-{name}.png").is_file():
             out.append(f"![{r['claim']}](pictures/claim-{name}.png)")
         out.append(f"`python bench/claims.py {name}` · {r['seconds']:.0f} s")
-    out.append("Weights in 8 and 4 bits have a page of their own: [quantization](quantization.md).")
     machines = dict.fromkeys(r["machine"] for r in rows.values())
     out.append("Measured on: " + "; ".join(machines) + ". All rows: `make claims`.")
     return "\n\n".join(out) + "\n"

@@ -63,7 +63,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def keep(name: str, title: str, parts: Sequence[str], *packages: str) -> None:
     """Print the result and write it to bench/results/NAME.md, whole or not at all."""
-    command = "python " + " ".join([str(Path(sys.argv[0])), *sys.argv[1:]])
+    command = " ".join(["python", f"bench/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     text = "\n\n".join([f"# {title}", *parts, f"Rebuilt by `{command}`. {machine(*packages)}."]) + "\n"
     RESULTS.mkdir(exist_ok=True)
     write_whole(RESULTS / f"{name}.md", text.encode())

@@ -1,6 +1,6 @@
 """Decoding on a CPU: milliseconds a token, ours beside the peers, in four tables.
 
-    python bench/decode.py [--rounds 7] [--threads N] [--only 1 2 3 4] [--compile] [--tiny]
+    python bench/decode.py [--rounds 7] [--threads N] [--only 1 2 3 4] [--tiny]
     python bench/decode.py --profile          where the time of the second table's float32 model goes
 
 1. The article's encoder-decoder: d 512, 6 + 6 layers, ff 2048, V 8000, source 20, 50 tokens, batch 1, float32.
@@ -113,6 +113,14 @@ def ratios(times: Mapping[str, float], pairs: list[tuple[str, str, str]]) -> str
     return "; ".join(f"{said}: {times[a] / times[b]:.2f}" for said, a, b in known) + "."
 
 
+def both(times: Mapping[str, float], pairs: list[tuple[str, str, str]]) -> str:
+    """The ratios of the packed step, and of the compiled one."""
+    return " ".join(
+        ratios(times, [(said.format(way), a.format(way), b.format(way)) for said, a, b in pairs])
+        for way in ("packed", "compiled")
+    )
+
+
 def bandwidth() -> float:
     """Bytes a second of one long read: the sum of 256 MB, the best of ten."""
     x = torch.ones(64_000_000)
@@ -128,14 +136,15 @@ def first(args: argparse.Namespace, missing: list[str]) -> list[str]:
     """The article's encoder-decoder."""
     wish = Wish("", "translate", args.threads, args.tiny, tokens=5 if args.tiny else 50)
     names = ["ours, no cache", "ours", "ours, packed", "bare F.linear", "transformers", "transformers, no cache",
-             "CTranslate2 float32", "CTranslate2 int8"]  # fmt: skip
-    wishes = {name: replace(wish, engine=name) for name in [*names, *["ours, compiled"] * args.compile]}
+             "ours, compiled", "CTranslate2 float32", "CTranslate2 int8"]  # fmt: skip
+    wishes = {name: replace(wish, engine=name) for name in names}
     wishes["ours, packed, int8 cache"] = replace(wish, engine="ours, packed", cache="int8")
     times, _ = measured(wishes, args.rounds, missing)
-    said = ratios(times, [("no cache ÷ cached", "ours, no cache", "ours, packed"),
-                          ("transformers without cache ÷ ours", "transformers, no cache", "ours, packed"),
-                          ("packed ÷ transformers", "ours, packed", "transformers"),
-                          ("packed ÷ CTranslate2 float32", "ours, packed", "CTranslate2 float32")])  # fmt: skip
+    pairs = [("no cache ÷ {}", "ours, no cache", "ours, {}"),
+             ("transformers without cache ÷ {}", "transformers, no cache", "ours, {}"),
+             ("{} ÷ transformers", "ours, {}", "transformers"),
+             ("{} ÷ CTranslate2 float32", "ours, {}", "CTranslate2 float32")]  # fmt: skip
+    said = both(times, pairs)
     read = bytes_of(wish)
     about = f"{read / 1e6:.0f} MB of weights a token, floor {1e3 * read / args.bandwidth:.1f} ms"
     return [
@@ -150,13 +159,14 @@ def second(args: argparse.Namespace, missing: list[str]) -> list[str]:
     wish = Wish("", "llama", args.threads, args.tiny, tokens=5 if args.tiny else 64)
     wishes = {}
     for short, dtype in (("fp32", "float32"), ("bf16", "bfloat16")):
-        names = ["ours", "ours, packed", "transformers", "bare F.linear", *["ours, compiled"] * args.compile]
+        names = ["ours", "ours, packed", "ours, compiled", "transformers", "bare F.linear"]
         wishes |= {f"{name} {short}": replace(wish, engine=name, dtype=dtype) for name in names}
     wishes |= {(name := f"llama.cpp {k}"): replace(wish, engine=name) for k in ("F32", "F16", "Q8_0", "Q4_0")}
     times, _ = measured(wishes, args.rounds, missing)
-    said = ratios(times, [("fp32, packed ÷ transformers fp32", "ours, packed fp32", "transformers fp32"),
-                          ("bf16, packed ÷ transformers bf16", "ours, packed bf16", "transformers bf16"),
-                          ("fp32, packed ÷ llama.cpp F32", "ours, packed fp32", "llama.cpp F32")])  # fmt: skip
+    pairs = [("fp32, {} ÷ transformers fp32", "ours, {} fp32", "transformers fp32"),
+             ("bf16, {} ÷ transformers bf16", "ours, {} bf16", "transformers bf16"),
+             ("fp32, {} ÷ llama.cpp F32", "ours, {} fp32", "llama.cpp F32")]  # fmt: skip
+    said = both(times, pairs)
     read = bytes_of(wish)
     floor = f"Floor: fp32 {1e3 * read / args.bandwidth:.1f} ms, bf16 {5e2 * read / args.bandwidth:.1f} ms."
     head = f"## 2. Decoder of Llama's shape, 134 M parameters, batch 1, {wish.tokens} tokens after 16"
@@ -181,16 +191,20 @@ def third(args: argparse.Namespace, missing: list[str]) -> list[str]:
 def fourth(args: argparse.Namespace, missing: list[str]) -> list[str]:
     """Growth with the context."""
     lengths = (8, 16) if args.tiny else (64, 256, 1024, 4096)
-    wish = Wish("ours, steps", "llama", args.threads, args.tiny, tokens=3 if args.tiny else 8)
-    wishes = {f"{cache} {n}": replace(wish, context=n, cache=cache) for n in lengths for cache in ("float", "int8")}
-    times, said = measured(wishes, args.rounds, missing)
+    wish = Wish("", "llama", args.threads, args.tiny, tokens=3 if args.tiny else 8)
     rows = []
     for n in lengths:
-        kept, small = (said[f"{cache} {n}"]["cache"] for cache in ("float", "int8"))
-        rows.append((n, f"{times[f'float {n}']:.2f}", f"{times[f'int8 {n}']:.2f}",
-                     f"{kept / 1e6:.1f}", f"{small / 1e6:.1f}", f"{small / kept:.3f}"))  # fmt: skip
-    head = ("context", "ms a token, float32", "ms a token, int8", "cache MB, float32", "cache MB, int8", "÷")
-    return ["## 4. Growth with the context, packed, batch 1", table(head, rows)]
+        wishes = {
+            f"{way}, {cache}": replace(wish, engine=f"ours, {way} steps", context=n, cache=cache)
+            for way in ("packed", "compiled")
+            for cache in ("float", "int8")
+        }
+        times, said = measured(wishes, args.rounds, missing)
+        kept, small = (said[f"packed, {cache}"]["cache"] for cache in ("float", "int8"))
+        sizes = (f"{kept / 1e6:.1f}", f"{small / 1e6:.1f}", f"{small / kept:.3f}")
+        rows.append((n, *(f"{times[name]:.2f}" for name in wishes), *sizes))
+    head = ("context", *wishes, "cache MB, float32", "cache MB, int8", "÷")
+    return ["## 4. Growth with the context, batch 1: ms a token, with a float32 and an int8 cache", table(head, rows)]
 
 
 def profiled(args: argparse.Namespace) -> str:
@@ -217,7 +231,6 @@ def main() -> None:
     p.add_argument("--rounds", type=int, default=7)
     p.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     p.add_argument("--only", type=int, nargs="*", default=[1, 2, 3, 4])
-    p.add_argument("--compile", action="store_true", help="also the compiled step (minutes)")
     p.add_argument("--profile", action="store_true", help="shares of the operations, and nothing else")
     p.add_argument("--tiny", action="store_true", help="to see that it runs; nothing is kept")
     args = p.parse_args()
@@ -230,7 +243,8 @@ def main() -> None:
     parts = [
         f"Batch 1 unless said, {args.threads} threads each, medians of {args.rounds} rounds; every engine in a process "
         f"of its own, all of a table take turns. One long read: {args.bandwidth / 1e9:.1f} GB/s. Packed: "
-        f"`Writer(packed=True)`, as `brick generate` has it. Bare: `F.linear` over the matrices, nothing else."
+        f"`Writer(packed=True)`, as `brick generate` has it. Compiled: `brick generate --compile`, compiling "
+        f"not counted. Bare: `F.linear` over the matrices, nothing else."
     ]
     for number, measure in enumerate((first, second, third, fourth), 1):
         if number in args.only:

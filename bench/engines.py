@@ -111,13 +111,13 @@ def ours(wish: Wish, *, packed: bool = False, compiled: bool = False, use_cache:
     return lambda: generate(writer, prompts(wish), stop=Stop(max_tokens=wish.tokens), use_cache=use_cache)
 
 
-def growth(wish: Wish) -> Job:
+def growth(wish: Wish, *, compiled: bool = False) -> Job:
     """Steps after a prompt of `context` tokens that has been read; reading it is not part of the time."""
     import torch
 
     from brickformer.generate import Writer, read_prompt
 
-    writer = Writer(built(wish), cache=wish.cache, packed=True)
+    writer = Writer(built(wish), cache=wish.cache, packed=not compiled, compiled=compiled)
     prefix = read_prompt(writer, prompts(wish)[0], room=wish.tokens + 1)
     ids = torch.full((1, 1), 5)
     print(json.dumps({"cache": prefix.state.nbytes}), flush=True)
@@ -293,8 +293,10 @@ ENGINES: dict[str, Callable[[Wish], Job]] = {
     "ours, packed": partial(ours, packed=True),
     "ours, compiled": partial(ours, compiled=True),
     "ours, no cache": partial(ours, use_cache=False),
-    "ours, steps": growth,
+    "ours, packed steps": growth,
+    "ours, compiled steps": partial(growth, compiled=True),
     **{f"ours, {s}": partial(ours, packed=True, scheme=s) for s in ("int8", "int4")},
+    **{f"ours, compiled {s}": partial(ours, compiled=True, scheme=s) for s in ("int8", "int4")},
     "ONNX Runtime": onnx,
     **{f"ONNX Runtime {s}": partial(onnx, scheme=s) for s in ("int8", "int4")},
     "bare F.linear": products,

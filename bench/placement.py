@@ -1,6 +1,6 @@
 """Where the norm stands: loss curves of five placements, with and without warm-up, 6 and 12 layers.
 
-    python bench/placement.py [--steps 200] [--data FILE] [--rate 3e-3] [--places pre post ...]
+    python bench/placement.py [--steps 300] [--data FILE] [--rate 1e-3] [--places pre post ...]
 
 A decoder of width 64 learns tinyshakespeare character by character; AdamW at one learning rate for all, without
 clipping, so that nothing but the placement and the warm-up (none, or a fifth of the steps) decides. The curve is the
@@ -45,8 +45,8 @@ def curve(place: str, depth: int, warm: bool, steps: int, rate: float, data: Pat
 def main() -> None:
     """Train, draw, keep the table."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--steps", type=int, default=200)
-    p.add_argument("--rate", type=float, default=3e-3)
+    p.add_argument("--steps", type=int, default=300)
+    p.add_argument("--rate", type=float, default=1e-3)
     p.add_argument("--data", type=Path, default=DATA / "tinyshakespeare" / "input.txt")
     p.add_argument("--depths", type=int, nargs="*", default=[6, 12])
     p.add_argument("--places", nargs="*", default=list(PLACES), choices=list(PLACES))

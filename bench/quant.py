@@ -94,7 +94,7 @@ def file_size(tensors: dict[str, Tensor]) -> int:
 
 def speed(args: argparse.Namespace, missing: list[str]) -> list[str]:
     """Milliseconds a token."""
-    ours = ["ours", "ours, packed", "ours, int8", "ours, int4"]
+    ours = ["ours", "ours, packed", "ours, int8", "ours, int4", *(f"ours, compiled{s}" for s in ("", " int8", " int4"))]
     graphs = ["ONNX Runtime", "ONNX Runtime int8", "ONNX Runtime int4"]
     peers = {
         "translate": ["CTranslate2 float32", "CTranslate2 int8"],
@@ -110,7 +110,7 @@ def speed(args: argparse.Namespace, missing: list[str]) -> list[str]:
         full = times["ours"]
         rows = [(n, f"{t:.2f}", f"{full / t:.2f}") for n, t in sorted(times.items(), key=lambda item: item[1])]
         tables.append(f"The {about}:\n\n" + table(("engine", "ms a token", "times as fast as ours in float32"), rows))
-        for name in ("ours, int8", "ours, int4"):
+        for name in ("ours, int8", "ours, int4", "ours, compiled int8", "ours, compiled int4"):
             goals.append((f"{name} ÷ ours in float32, {about}", "0.40 (2.5 times as fast)", 0.4, times[name] / full))
         for peer, most in (("llama.cpp Q4_0", 1.1), ("CTranslate2 int8", 0.5)):
             if peer in times:

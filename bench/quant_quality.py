@@ -82,8 +82,8 @@ def quality(args: argparse.Namespace, missing: list[str]) -> list[str]:
     note = (
         f"Δ loss in nats a token. To round by: {ROWS} × 256 tokens that the 656 k model wrote, {BATCHES} batches of "
         "12 × 64 characters of training data. Measured on 64 other texts that it wrote, on 512 held-out windows of "
-        f"tinyshakespeare (`brick train text`, {learnt} steps), and on 500 held-out sequences of the "
-        "reversal, these to nearest."
+        f"tinyshakespeare (`brick train text`, {learnt} steps), and on 500 held-out sequences of the reversal, these "
+        "to nearest."
     )
     return [
         table(("goal", "at most", "measured", ""), goals),

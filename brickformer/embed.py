@@ -18,11 +18,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from brickformer.errors import BrickError, SpecError
-from brickformer.feedforward import Activation, activation, check_dropout, check_width
+from brickformer.feedforward import Activation, activation
 from brickformer.linear import Linear
 from brickformer.mask import Span
 from brickformer.norms import LayerNorm, NormSpec
 from brickformer.positions import AbsolutePosition, AbsolutePositionSpec, Randomized, RandomPlaces
+from brickformer.ranges import check_cap, check_dropout, check_width
 from brickformer.spec import Spec, spec
 
 
@@ -108,6 +109,8 @@ class Embedding(nn.Module):
         if self.scale != 1.0:
             x = x * self.scale
         if self.segments is not None:
+            if at.segment is not None:
+                _check_range(at.segment, "embed", "segment", self.segments.num_embeddings, "Raise Embed(segments=...).")
             x = x + (self.segments.weight[0] if at.segment is None else self.segments(at.segment))
         elif at.segment is not None:
             raise BrickError("embed: got segments, but has no table of them. Use Embed(segments=2), or leave them out.")
@@ -158,8 +161,7 @@ class Head(Spec):
 
     def check(self) -> None:
         """A cap is above 0."""
-        if self.softcap is not None and self.softcap <= 0.0:
-            raise self.refuse("softcap", "a cap above 0", "Leave it out for none.")
+        check_cap(self, self.softcap)
 
     def build(self, tokens: TokenEmbedding, dim: int) -> LogitHead:
         """The module; when tied it holds the very parameter of the table. Errors: SpecError: widths do not meet."""
@@ -193,10 +195,24 @@ class LogitHead(nn.Module):
         return logits
 
 
-def check_ids(ids: Tensor, what: str) -> None:
-    """Errors: BrickError when ids are not int64 or int32 in a (B, T) table; their range is checked by the look-up."""
+def check_ids(ids: Tensor, what: str, vocab: int) -> None:
+    """Errors: BrickError when ids are not int64 or int32 in a (B, T) table, or on a CPU not below `vocab`."""
     if ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32) or ids.shape[1] == 0:
         raise BrickError(
             f"{what}: got shape {tuple(ids.shape)} of {ids.dtype}, expected (batch, tokens) of integers, "
             f"at least one token, int64 or int32."
+        )
+    _check_range(ids, what, "id", vocab, "Use the tokenizer the model was made for, or raise vocab.")
+
+
+def _check_range(ids: Tensor, what: str, name: str, count: int, do: str) -> None:
+    """Errors: BrickError with the first that is not from 0 to count - 1. A GPU is not asked: it would be waited for."""
+    unseen = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()  # no numbers to look at there
+    if ids.device.type != "cpu" or unseen or type(ids) is not Tensor or not ids.numel():
+        return
+    low, high = ids.aminmax()
+    if int(low) < 0 or int(high) >= count:
+        row, t = ((ids < 0) | (ids >= count)).nonzero()[0].tolist()
+        raise BrickError(
+            f"{what}: got {name} {int(ids[row, t])} in row {row} at token {t}, expected 0 to {count - 1}. {do}"
         )

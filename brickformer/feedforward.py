@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from brickformer.linear import BranchOut, FusedLinear, Linear
+from brickformer.ranges import check_dropout, check_width
 from brickformer.spec import Spec, spec
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "relu2"]
@@ -138,15 +139,3 @@ class GLUFeedForward(FeedForward):
         """(B, T, D) -> (B, T, D)."""
         gate, up = self.gate_up(x).chunk(2, dim=-1)  # 2 × (B, T, F)
         return self.out(self.drop(self.activation(gate) * up))
-
-
-def check_width(of: Spec, field: str, width: int) -> None:
-    """A width is at least 1. Errors: SpecError."""
-    if width < 1:
-        raise of.refuse(field, "at least 1")
-
-
-def check_dropout(of: Spec, dropout: float) -> None:
-    """A dropout is a probability below 1. Errors: SpecError."""
-    if not 0.0 <= dropout < 1.0:
-        raise of.refuse("dropout", "a probability from 0 to below 1")

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,15 +28,30 @@ def writing(path: Path) -> Iterator[None]:
     """Turns an OSError inside into a RunError that says what to do about it."""
     try:
         yield
+    except safetensors.SafetensorError as e:
+        told = re.search(r"\(os error (\d+)\)", str(e))
+        raise _not_written(path, int(told[1]) if told else None, e) from None
     except OSError as e:
-        match e.errno:
-            case errno.ENOSPC | errno.EDQUOT:
-                why = "the disk is full. Free some space and try again; what was saved before is unharmed."
-            case errno.EACCES | errno.EPERM | errno.EROFS:
-                why = "no permission to write there. Change the permissions or choose another folder."
-            case _:
-                why = f"{e.strerror or e}."
-        raise RunError(f"{path}: cannot be written: {why}") from None
+        full = e.errno is None and " requested and " in str(e)  # as numpy says it
+        raise _not_written(path, errno.ENOSPC if full else e.errno, e) from None
+
+
+def _not_written(path: Path, reason: int | None, error: Exception) -> RunError:
+    """reason: the system's number, where it is known."""
+    match reason:
+        case errno.ENOSPC | errno.EDQUOT:
+            why = "the disk is full. Free some space and try again; what was saved before is unharmed."
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            why = "no permission to write there. Change the permissions or choose another folder."
+        case errno.ENOENT:
+            why = "there is no such folder. Make it first, or choose another one."
+        case errno.EISDIR:
+            why = "it is a folder. Choose another name."
+        case None:
+            why = f"{error}."
+        case _:
+            why = f"{os.strerror(reason)}."
+    return RunError(f"{path}: cannot be written: {why}")
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -56,7 +72,7 @@ def write_whole(path: Path, data: bytes) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
-        _flush_folder(path.parent)
+        flush(path.parent)
 
 
 def append_line(path: Path, line: str) -> None:
@@ -90,8 +106,9 @@ def read_json(path: Path) -> dict[str, Any]:
         raise RunError(
             f"{path}: broken: {e.msg} at line {e.lineno}, column {e.colno}. Restore it from a copy, or use another run."
         ) from None
-    except RecursionError:
-        raise RunError(f"{path}: broken: nested too deeply. Restore it from a copy, or use another run.") from None
+    except (RecursionError, ValueError) as e:  # the second: a number of more digits than Python reads
+        why = "nested too deeply" if isinstance(e, RecursionError) else str(e).split(";")[0]
+        raise RunError(f"{path}: broken: {why}. Restore it from a copy, or use another run.") from None
     if not isinstance(data, dict):
         raise RunError(f"{path}: broken: expected a JSON object, found {type(data).__name__}. Use another run.")
     return data
@@ -157,11 +174,11 @@ def _untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
     return stored, tied
 
 
-def _flush_folder(path: Path) -> None:
-    """Make a rename outlast a power cut, where the system can do that."""
+def flush(path: Path) -> None:
+    """Make a file, or the renames in a folder, outlast a power cut, where the system can do that."""
     with contextlib.suppress(OSError):
-        folder = os.open(path, os.O_RDONLY)
+        opened = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(folder)
+            os.fsync(opened)
         finally:
-            os.close(folder)
+            os.close(opened)

@@ -31,11 +31,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from brickformer.errors import SpecError, StateError
-from brickformer.feedforward import FeedForward, FeedForwardSpec, check_dropout
+from brickformer.feedforward import FeedForward, FeedForwardSpec
 from brickformer.mask import Span
 from brickformer.mixers.base import Mixer, MixerSpec, wants_values
 from brickformer.mixers.cross import Cross, CrossAttention, Memory
 from brickformer.norms import LayerScale, NoNorm, NormSpec, RMSNorm
+from brickformer.ranges import MOST, check_dropout, check_size
 from brickformer.spec import Spec, spec
 from brickformer.state import CacheType, CrossKV, LayerState, StackState, check_cache
 
@@ -87,6 +88,7 @@ class Layer(Spec):
     def check(self) -> None:
         """Parallel branches need one input: a pre-norm, and no cross-attention between them."""
         check_dropout(self, self.dropout)
+        check_size(self, "layerscale", self.layerscale)
         if self.arrange != "serial" and self.place != "pre":
             raise self.refuse("place", f"'pre' when arrange is {self.arrange!r}: both branches read a normed input")
         if self.arrange == "parallel" and self.mixer_norm is not None:
@@ -320,8 +322,9 @@ class Stack(nn.Module):
 
 def pattern(unit: Sequence[Layer], depth: int) -> tuple[Layer, ...]:
     """`unit` repeated to `depth` layers: per-layer difference is data. Errors: SpecError when it does not come out."""
-    if not unit or depth < 1 or depth % len(unit):
+    if not unit or not 1 <= depth <= MOST or depth % len(unit):
         raise SpecError(
-            f"pattern(): got depth={depth} for a unit of {len(unit)}, expected a positive multiple of the unit."
+            f"pattern(): got depth={depth} for a unit of {len(unit)}, expected a positive multiple of the unit, "
+            f"at most {MOST:,}."
         )
     return tuple(unit) * (depth // len(unit))

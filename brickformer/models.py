@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from brickformer.embed import Embed, Embedding, Head, LogitHead, TokenEmbedding, check_ids
 from brickformer.errors import SpecError, StateError
-from brickformer.feedforward import check_width
 from brickformer.init import initialize
 from brickformer.layers import Layer, Stack
 from brickformer.linear import Linear
 from brickformer.mask import Span
 from brickformer.mixers.cross import Memory
+from brickformer.ranges import MOST, affordable, check_width
 from brickformer.spec import Spec, spec
 from brickformer.state import CacheType, StackState
 
@@ -67,7 +67,7 @@ class Decoder(ModelSpec):
         """Something to choose from, some width, some layer."""
         check_width(self, "vocab", self.vocab)
         check_width(self, "dim", self.dim)
-        check_width(self, "loops", self.loops)
+        check_width(self, "loops", self.loops, MOST)
 
     def build(self) -> DecoderModel:
         """The model, initialised. Errors: SpecError for a layer that needs a memory or that sees the future."""
@@ -76,8 +76,9 @@ class Decoder(ModelSpec):
                 raise SpecError(
                     f"decoder.layers.{i}.cross: there is no memory to read. Use EncoderDecoder, or remove it."
                 )
-        model = self.assemble(self.embed.table(self.vocab, self.dim))
-        initialize(model.embed, model.stack, model.head)
+        with affordable(self):
+            model = self.assemble(self.embed.table(self.vocab, self.dim))
+            initialize(model.embed, model.stack, model.head)
         return model
 
     def assemble(self, tokens: TokenEmbedding) -> DecoderModel:
@@ -110,7 +111,7 @@ class DecoderModel(nn.Module):
         memory: Memory | None = None,
     ) -> Float[Tensor, "B T D"]:
         """(B, T) ids -> (B, T, D). at: where they sit, default after what the state has seen."""
-        check_ids(ids, "decoder")
+        check_ids(ids, "decoder", self.spec.vocab)
         if at is None:
             at = Span(0, ids.shape[1]) if state is None else state.next(ids.shape[1])
         at = self.embed.place(at)
@@ -166,12 +167,13 @@ class Encoder(ModelSpec):
         """Something to read, some width."""
         check_width(self, "vocab", self.vocab)
         check_width(self, "dim", self.dim)
-        check_width(self, "loops", self.loops)
+        check_width(self, "loops", self.loops, MOST)
 
     def build(self) -> EncoderModel:
         """The model, initialised. Errors: SpecError for cross-attention, or a causal mixer without one_way."""
-        model = self.assemble(self.embed.table(self.vocab, self.dim))
-        initialize(model.embed, model.stack, model.head)
+        with affordable(self):
+            model = self.assemble(self.embed.table(self.vocab, self.dim))
+            initialize(model.embed, model.stack, model.head)
         return model
 
     def assemble(self, tokens: TokenEmbedding, *, readers: int = 0) -> EncoderModel:
@@ -219,7 +221,7 @@ class EncoderModel(nn.Module):
         segment: Int[Tensor, "B T"] | None = None,
     ) -> Memory:
         """(B, T) ids -> their vectors and where they sit."""
-        check_ids(ids, "encoder")
+        check_ids(ids, "encoder", self.spec.vocab)
         at = replace(self.embed.place(Span.of(ids, valid=valid)), segment=segment)
         return Memory(self.stack(self.embed(ids, at), at), at)
 
@@ -263,12 +265,14 @@ class EncoderDecoder(ModelSpec):
 
     def build(self) -> EncoderDecoderModel:
         """The model, initialised. Errors: SpecError from either side."""
-        source = self.encoder.embed.table(self.encoder.vocab, self.encoder.dim)
-        target = source if self.shared else self.decoder.embed.table(self.decoder.vocab, self.decoder.dim)
-        readers = len(self.decoder.layers) * self.decoder.loops
-        model = EncoderDecoderModel(self, self.encoder.assemble(source, readers=readers), self.decoder.assemble(target))
-        for side in (model.encoder, model.decoder):
-            initialize(side.embed, side.stack, side.head)
+        e, d = self.encoder, self.decoder
+        with affordable(self):
+            source = e.embed.table(e.vocab, e.dim)
+            target = source if self.shared else d.embed.table(d.vocab, d.dim)
+            encoder = e.assemble(source, readers=len(d.layers) * d.loops)
+            model = EncoderDecoderModel(self, encoder, d.assemble(target))
+            for side in (model.encoder, model.decoder):
+                initialize(side.embed, side.stack, side.head)
         return model
 
 

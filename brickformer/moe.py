@@ -11,6 +11,9 @@ What keeps the experts evenly used (all act in training only):
     z         mean (log Σ_e exp logit_e)²: keeps logits small                         arXiv 2202.08906, eq. 5
     bias_rate b_e moves by this much against the load of its expert; no loss at all   arXiv 2408.15664
 
+Each acts at every pass through the router. A stack that is looped n times, or a step of n accumulated batches, passes
+n times, as n layers would: divide by n what should act once a step.
+
 The losses are attached to the gradient of the output, so no signature changes: their gradient is that of a loss
 `training loss + balance · (...) + z · (...)`, in each forward and backward.
 Routing is read by hooks on `TopKRouter`.
@@ -29,7 +32,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from brickformer.feedforward import FeedForward, FeedForwardSpec, check_width
+from brickformer.feedforward import FeedForward, FeedForwardSpec
+from brickformer.ranges import MOST, check_positive, check_width
 from brickformer.spec import Spec, spec
 
 
@@ -57,6 +61,7 @@ class Router(Spec):
         """At least one expert a token; weights of losses are not negative."""
         check_width(self, "top_k", self.top_k)
         check_width(self, "groups", self.groups)
+        check_positive(self, "scale", self.scale)
         if not 1 <= self.top_groups <= self.groups:
             raise self.refuse("top_groups", f"from 1 to groups={self.groups}")
         for name, value in (("balance", self.balance), ("z", self.z), ("bias_rate", self.bias_rate)):
@@ -81,7 +86,7 @@ class MoE(FeedForwardSpec):
 
     def check(self) -> None:
         """As many experts as a token needs."""
-        check_width(self, "experts", self.experts)
+        check_width(self, "experts", self.experts, MOST)
         if self.router.top_k > self.experts:
             raise self.refuse("experts", f"at least router.top_k = {self.router.top_k}", "Add experts or lower top_k.")
         groups, chosen = self.router.groups, self.router.top_groups

@@ -23,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from brickformer.ranges import check_eps, check_positive
 from brickformer.spec import Spec, spec
 
 
@@ -43,6 +44,10 @@ class LayerNorm(NormSpec):
     eps: float = 1e-5
     bias: bool = True
 
+    def check(self) -> None:
+        """ε above 0."""
+        check_eps(self, self.eps)
+
     def build(self, dim: int) -> nn.Module:
         """torch's LayerNorm."""
         return nn.LayerNorm(dim, eps=self.eps, bias=self.bias)
@@ -53,6 +58,10 @@ class RMSNorm(NormSpec):
     """Root mean square 1, then gain (arXiv 1910.07467)."""
 
     eps: float = 1e-6
+
+    def check(self) -> None:
+        """ε above 0."""
+        check_eps(self, self.eps)
 
     def build(self, dim: int) -> nn.Module:
         """The module."""
@@ -66,7 +75,8 @@ class RootMeanSquare(nn.RMSNorm):
     def forward(self, x: Float[Tensor, "*N D"]) -> Float[Tensor, "*N D"]:
         """(..., D) -> (..., D)."""
         exact = x.dtype in (torch.float32, torch.float64) and x.dtype is self.weight.dtype
-        if exact and x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        plain = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if exact and plain and x.device.type == "cpu" and not torch._C._are_functorch_transforms_active():
             return _RootMeanSquare.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
         return super().forward(x)
 
@@ -76,6 +86,10 @@ class OffsetRMSNorm(NormSpec):
     """RMSNorm whose gain is stored as its distance from 1, so that weight decay draws it to 1 (arXiv 2403.08295)."""
 
     eps: float = 1e-6
+
+    def check(self) -> None:
+        """ε above 0."""
+        check_eps(self, self.eps)
 
     def build(self, dim: int) -> nn.Module:
         """The module."""
@@ -124,6 +138,10 @@ class ScaleNorm(NormSpec):
 
     eps: float = 1e-5
 
+    def check(self) -> None:
+        """ε above 0."""
+        check_eps(self, self.eps)
+
     def build(self, dim: int) -> nn.Module:
         """The module."""
         return ScaledLength(math.sqrt(dim), self.eps)
@@ -150,8 +168,7 @@ class DynamicTanh(NormSpec):
 
     def check(self) -> None:
         """α above 0."""
-        if self.alpha <= 0.0:
-            raise self.refuse("alpha", "above 0")
+        check_positive(self, "alpha", self.alpha)
 
     def build(self, dim: int) -> nn.Module:
         """The module."""

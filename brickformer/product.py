@@ -9,6 +9,9 @@ torch hands float32 products on a CPU to MKL. oneDNN, which torch ships too, doe
                             makers than its own: a tenth off forward and dx. Not off dW, whose factors both lie the
                             wrong way round: MKL keeps it. The call costs some 20 µs more, so small products stay.
 
+A compiled graph writes a loop of its own for one row, y = Σ_i W[:, i] x_i spelled out, which the compiler joins with
+what comes before and after; it reads W as fast as memory gives it, in any type, and neither library does.
+
 Shapes: x (..., I), W (O, I), b (O,) -> (..., O).
 """
 
@@ -31,14 +34,17 @@ def product(
     x: Float[Tensor, "*rows I"], weight: Float[Tensor, "O I"], bias: Float[Tensor, " O"] | None = None
 ) -> Float[Tensor, "*rows O"]:
     """x Wᵀ + b. What `F.linear` gives, to rounding."""
-    size = weight.numel()
+    size, rows = weight.numel(), x.numel() // weight.shape[1]
+    learning = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    if rows == 1 and not learning and torch.compiler.is_compiling() and x.device.type == "cpu":
+        return _spelled_out(x, weight, bias)
     if size < MATRIX or not _plain(x, weight):
         return F.linear(x, weight, bias)
-    rows = x.numel() // weight.shape[1]
-    learning = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    if learning or torch.compiler.is_compiling():
+    if learning:
         return by_onednn(x, weight, bias) if WIDE and rows * size >= LARGE else F.linear(x, weight, bias)
-    return _linear(x, weight, bias) if WIDE or rows <= FEW else F.linear(x, weight, bias)
+    if not WIDE and rows > FEW:
+        return F.linear(x, weight, bias)
+    return (by_onednn if torch.compiler.is_compiling() else _linear)(x, weight, bias)
 
 
 def _plain(x: Tensor, weight: Tensor) -> bool:
@@ -50,6 +56,14 @@ def _plain(x: Tensor, weight: Tensor) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and not torch._C._are_functorch_transforms_active()  # vmap and grad of torch.func know F.linear only
     )
+
+
+def _spelled_out(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """One row, summed in float32 at least. Only for the compiler: as it stands it would write all of W * x out."""
+    exact = torch.promote_types(weight.dtype, torch.float32)
+    once = x.reshape(-1).to(exact).as_strided((x.numel(),), (1,))  # a buffer: else x is computed anew for each row of W
+    y = (weight.to(exact) * once).sum(-1)
+    return (y if bias is None else y + bias).to(x.dtype).view(*x.shape[:-1], len(weight))
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

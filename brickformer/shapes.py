@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from brickformer.errors import BrickError, SpecError
 from brickformer.models import AnyModel, ModelSpec
 
 
@@ -25,8 +26,14 @@ def unfilled(spec: ModelSpec) -> AnyModel:
     """The same with its buffers: what bricks compute for themselves (tables, slopes) is there, and each parameter, on
     the meta device, waits to be put in its place by whoever has its numbers. Errors: SpecError, as its build.
     """
-    with _parameters_on_meta(), _Undrawn():
-        return spec.build()
+    try:
+        with _parameters_on_meta(), _Undrawn():
+            return spec.build()
+    except BrickError:
+        raise
+    except Exception as e:  # whatever a brick of somebody's own raises
+        text = " ".join(str(e).split())
+        raise SpecError(f"{spec.kind}: cannot be built: {type(e).__name__}: {text[:160]}") from e
 
 
 @contextmanager

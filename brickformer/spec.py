@@ -28,6 +28,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_o
 from typing import dataclass_transform as transform
 
 from brickformer.errors import SpecError, nearest
+from brickformer.paths import put
 from brickformer.plain import json_data, yaml_data
 
 _REGISTRY: dict[str, type[Spec]] = {}
@@ -96,8 +97,7 @@ class Spec(ABC):  # noqa: B024  (slots add their own abstract build)
 
         Changes that meet go in their order; rules are checked when all are made.
         """
-        out: Self = _changed(self, type(self), [(path.split("."), value) for path, value in changes.items()], at="")
-        return out
+        return changed(self, list(changes.items()))
 
     def __repr__(self) -> str:
         """The human view: Python that builds the spec, defaults left out, repeated layers folded."""
@@ -111,8 +111,8 @@ class Spec(ABC):  # noqa: B024  (slots add their own abstract build)
 
 
 S = TypeVar("S", bound=Spec)
-Change = tuple[Sequence[str], Any]
-"""The steps of a path, and what is to stand at its end."""
+SMALLEST, LARGEST = 1e-30, 1e30
+"""Sizes of numbers other than 0: models compute in float32 and below, which has to hold products of them too."""
 
 
 @transform(frozen_default=True)
@@ -173,12 +173,16 @@ def _read_scalar(expected: Any, data: Any, path: str) -> Any:
         if data is None:
             return None
         raise _wrong(path, data, "null")
-    if expected is float and type(data) is int:
-        return float(data)
+    if expected is float and type(data) is int and abs(data) <= LARGEST:
+        data = float(data)
     if type(data) is not expected:
         raise _wrong(path, data, expected.__name__, _number_hint(expected, data))
     if expected is float and not math.isfinite(data):
         raise _wrong(path, data, "a finite number")
+    if expected is float and data and not SMALLEST <= abs(data) <= LARGEST:
+        raise _wrong(path, data, f"0, or a size from {SMALLEST:g} to {LARGEST:g}")
+    if expected is int and abs(data) >= 2**63:
+        raise _wrong(path, data, "an integer below 2 to the power of 63")
     return data
 
 
@@ -194,7 +198,8 @@ def _read_spec(expected: type[Spec], data: Any, path: str) -> Spec:
     if kind is None:
         raise SpecError(f"{path}.kind: missing; expected one of: {', '.join(known)}.")
     if not isinstance(kind, str) or kind not in known:
-        raise SpecError(f"{path}.kind: got {kind!r}, expected {_slot(expected)}; {nearest(str(kind), known)}")
+        got = _short(kind)
+        raise SpecError(f"{path}.kind: got {got}, expected {_slot(expected)}; {nearest(str(kind), known)}")
     cls = known[kind]
     fields = fields_of(cls)
     given = {str(name): value for name, value in data.items() if name != "kind"}
@@ -243,49 +248,29 @@ def _read_union(args: tuple[Any, ...], data: Any, path: str) -> Any:
     raise _wrong(path, data, " | ".join(_slot(a) for a in args))
 
 
-def _changed(value: Any, expected: Any, changes: Sequence[Change], at: str) -> Any:
-    """`value`, declared as `expected`, with all changes at once: rules that tie two fields see both as they will be."""
-    whole = max((i for i, (parts, _) in enumerate(changes) if not parts), default=-1)
-    if whole >= 0:
-        value, changes = read(expected, changes[whole][1], at), changes[whole + 1 :]
-    if not changes:
-        return value
-    inside: dict[Any, list[Change]] = {}
-    if isinstance(value, tuple):
-        item = next((a for a in get_args(expected) if a is not Ellipsis), Any)
-        for (head, *rest), new in changes:
-            for i in _indices(head, len(value), at):
-                inside.setdefault(i, []).append((rest, new))
-        return tuple(_changed(v, item, inside.get(i, []), f"{at}.{i}") for i, v in enumerate(value))
-    dot = f"{at}." if at else ""
-    if not isinstance(value, Spec):
-        raise SpecError(f"{dot}{changes[0][0][0]}: {at or 'spec'} is {value!r}, which has no fields.")
-    fields = fields_of(type(value))
-    for (head, *rest), new in changes:
-        if head not in fields:
-            raise SpecError(f"{dot}{head}: {value.kind!r} has no such field; {nearest(head, fields)}")
-        inside.setdefault(head, []).append((rest, new))
-    made = {k: _changed(getattr(value, k), fields[k], own, dot + k) for k, own in inside.items()}
+def changed(spec: S, changes: Sequence[tuple[str, Any]]) -> S:
+    """The spec with all changes, (path, value), in their order. Errors: SpecError: see `paths.put`, and `read`."""
+    data = spec.to_dict()
+    for path, value in changes:
+        put(data, path, plain(value), lambda kind: fields_of(_REGISTRY[kind]) if kind in _REGISTRY else None)
     try:
-        return dataclasses.replace(value, **made)  # type: ignore[type-var]
+        out: S = read(type(spec), data, spec.kind)
     except SpecError as e:
-        raise SpecError(f"{', '.join(dot + k for k in made)}: {e}") from None
-
-
-def _indices(head: str, length: int, at: str) -> range | tuple[int]:
-    """Which elements of a tuple a step of a path means."""
-    if head == "*":
-        return range(length)
-    if not head.removeprefix("-").isdecimal() or not -length <= int(head) < length:
-        raise SpecError(f"{at}.{head}: expected an index from 0 to {length - 1}, or *.")
-    return (int(head) % length,)
+        raise SpecError(str(e).removeprefix(f"{spec.kind}.")) from None
+    return out
 
 
 def plain(value: Any) -> Any:
-    """A spec, or a field of one, as plain data."""
-    if isinstance(value, Spec):
-        return value.to_dict()
-    return [plain(v) for v in value] if isinstance(value, tuple) else value
+    """A spec, or a field of one, as plain data of its own."""
+    match value:
+        case Spec():
+            return value.to_dict()
+        case tuple() | list():
+            return [plain(v) for v in value]
+        case dict():
+            return {name: plain(v) for name, v in value.items()}
+        case _:
+            return value
 
 
 def _shown(value: Any) -> str:
@@ -305,9 +290,12 @@ def _slot(t: Any) -> str:
 
 
 def _wrong(path: str, data: Any, expected: str, hint: str = "") -> SpecError:
+    return SpecError(f"{path}: got {_short(data)} ({type(data).__name__}), expected {expected}.{hint}")
+
+
+def _short(data: Any) -> str:
     shown = repr(data)
-    shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    return SpecError(f"{path}: got {shown} ({type(data).__name__}), expected {expected}.{hint}")
+    return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
 def _number_hint(expected: Any, data: Any) -> str:

@@ -22,6 +22,7 @@ ROWS: dict[str, Callable[[], Row]] = {
     "cache": inference.cache,
     "sdpa": inference.sdpa,
     "moe": size.moe,
+    "bits": size.bits,
     "mamba": inference.mamba,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,8 @@ def server(path: Path, port: int = 0) -> ThreadingHTTPServer:
                 return
             try:
                 records, steps = numbers(path)
-            except BrickError as e:
-                self.send_error(500, explain=str(e))
+            except (BrickError, OSError) as e:  # the folder was deleted, say: it may come back
+                self.send_error(503, explain=str(e))
                 return
             if self.path == "/":
                 self.answer("text/html", curves_page(records, path.name, steps=steps, live=True))
@@ -78,4 +79,10 @@ def server(path: Path, port: int = 0) -> ThreadingHTTPServer:
         def log_message(self, format: str, *args: Any) -> None:
             """Nothing on the terminal."""
 
-    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """A browser that hangs up is no error, and nothing of it belongs on the terminal."""
+            if not isinstance(sys.exception(), ConnectionError):
+                super().handle_error(request, client_address)
+
+    return Server(("127.0.0.1", port), Handler)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ def doctor(args: argparse.Namespace) -> int:
     """Print the report; 1 when something is wrong."""
     import json
 
+    import torch
+
     from brickformer.doctor import diagnose
     from brickformer.errors import SpecError
 
@@ -72,11 +76,13 @@ def doctor(args: argparse.Namespace) -> int:
             raise SpecError(f"brick doctor --{name}: belongs to the exam. Add --exam, or leave it out.")
     if args.what is None:
         raise SpecError("brick doctor: expected FILE.py:make (or --exam).")
-    subject = made(args.what)
+    subject = made(args.what, args.seconds)
     for name in ("kind", "pad", "vocab"):
         if getattr(args, name) is not None:
             setattr(subject, name, getattr(args, name))
-    report = diagnose(subject, seconds=args.seconds)
+    late = f"brick doctor {args.what}: a call of the model took longer than all that was allowed"
+    with within(args.seconds, late, torch.get_num_threads()):
+        report = diagnose(subject, seconds=args.seconds)
     match args.format:
         case "json":
             print(json.dumps(report.to_dict(), indent=2, ensure_ascii=False))
@@ -94,7 +100,20 @@ def doctor(args: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
-def made(what: str) -> Subject:
+@contextlib.contextmanager
+def within(seconds: float, what: str, threads: int = 1) -> Iterator[None]:
+    """A limit for what runs inside. Errors: SpecError."""
+    from brickformer.doctor.guard import OutOfTime, interrupted
+    from brickformer.errors import SpecError
+
+    try:
+        with interrupted(seconds, f"interrupted after {seconds:g} s", threads):
+            yield
+    except OutOfTime as e:
+        raise SpecError(f"{what} ({e}). Give it a smaller model, or more time: --seconds {2 * seconds:g}") from None
+
+
+def made(what: str, seconds: float = 60.0) -> Subject:
     """What FILE.py:make returns, as a Subject. Errors: SpecError: no such file or function, or it raises."""
     from torch import nn
 
@@ -105,15 +124,21 @@ def made(what: str) -> Subject:
     name, colon, function = what.rpartition(":")
     if not colon or not name.endswith(".py"):
         raise SpecError(f"brick doctor {what}: expected FILE.py:FUNCTION, as in model.py:make")
-    module = loaded(name, "brick doctor")
+    aside = contextlib.redirect_stdout(sys.stderr)  # the report has standard output to itself
+    with within(seconds, f"brick doctor {what}: importing the file did not end"), aside:
+        module = loaded(name, "brick doctor")
     make: Callable[[], Any] | None = getattr(module, function, None)
     if make is None:
         names = [n for n, x in vars(module).items() if callable(x) and not n.startswith("_")]
         raise SpecError(f"brick doctor {what}: no {function!r} in it; {nearest(function, names)}")
     try:
-        value = make() if not isinstance(make, nn.Module) else make
-    except Exception as e:
-        raise SpecError(f"brick doctor {what}: {function}() raised {type(e).__name__}: {e}") from e
+        with within(seconds, f"brick doctor {what}: {function}() did not end"), aside:
+            value = make() if not isinstance(make, nn.Module) else make
+    except SpecError:
+        raise
+    except (Exception, SystemExit) as e:
+        said = (str(e).splitlines() or [""])[0]
+        raise SpecError(f"brick doctor {what}: {function}() raised {type(e).__name__}: {said}") from e
     if isinstance(value, nn.Module):
         return Subject(value)
     if not isinstance(value, Subject):

@@ -42,15 +42,13 @@ def explain(args: argparse.Namespace) -> int:
     """Print it. Errors: SpecError, which says that the spec is invalid and why."""
     from brickformer.cli.find import model_spec
     from brickformer.cli.settings import parsed
-    from brickformer.cli.show import reach, totals, width_of
+    from brickformer.cli.show import context_of, totals, width_of
     from brickformer.cli.text import labelled
     from brickformer.cli.train import model_line
     from brickformer.errors import SpecError
     from brickformer.presets import PRESETS
     from brickformer.shapes import shapes_of
 
-    if args.context is not None and args.context < 1:
-        raise SpecError(f"--context: got {args.context}, expected at least 1.")
     try:
         spec = model_spec(args.what, parsed(args.settings))
         model = shapes_of(spec)
@@ -58,8 +56,9 @@ def explain(args: argparse.Namespace) -> int:
         if args.what in PRESETS or Path(args.what).expanduser().exists():
             raise SpecError(f"invalid: {e}") from None
         raise
+    context = context_of(spec, args.context)
     print(labelled("valid", model_line(spec), 12))
-    for name, line in totals(model, args.context or reach(spec), width_of(spec)).items():
+    for name, line in totals(model, context, width_of(spec)).items():
         print(labelled("state" if name == "KV cache" else name, line, 12))
     for line in coded(args.what):
         print(line)
@@ -100,7 +99,8 @@ def kernels(spec: ModelSpec) -> Iterator[str]:
     if not used:
         yield "  none: no brick attends"
     for one in used:
-        yield f"  {one.where}" + (f" (and in {one.alike - 1} layers like it)" if one.alike > 1 else "")
+        others = one.alike - 1
+        yield f"  {one.where}" + (f" (and in {others} layer{'s' if others > 1 else ''} like it)" if others else "")
         for case, kernel in one.kernels.items():
             yield labelled(f"    {case}", kernel, 14)
     yield f"  (a CPU learns up to {SHORT_CAUSAL} causal tokens by plain products: quicker)"

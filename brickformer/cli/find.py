@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import os
@@ -37,30 +38,44 @@ def loaded(name: str, who: str, hint: str = "Name a Python file.") -> ModuleType
     path = Path(os.path.expanduser(name))
     if not path.is_file():
         raise SpecError(f"{who} {name}: no such file. {hint}")
-    module_name = path.stem
+    module_name, roots = _dotted(path.resolve())
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise SpecError(f"{who} {name}: not a Python file. Its name has to end in .py.")
     module = importlib.util.module_from_spec(spec)
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)  # so that the file can import its neighbours
+    for folder in roots:
+        if folder not in sys.path:
+            sys.path.append(folder)  # so that the file can import its neighbours
     before = sys.modules.get(module_name)
     sys.modules[module_name] = module  # before it runs: dataclasses look their own module up
     try:
+        if "." in module_name:
+            importlib.import_module(module_name.rpartition(".")[0])  # relative imports look their package up
         spec.loader.exec_module(module)
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         if before is None:
             del sys.modules[module_name]
         else:
             sys.modules[module_name] = before
         if isinstance(e, SpecError):
             raise
-        raise SpecError(f"{who} {name}, {_line(e, path)}: {type(e).__name__}: {e}") from e
+        said = f"{who} {name}, {_line(e, path)}: {type(e).__name__}: {e}"
+        if isinstance(e, SystemExit):
+            said += ". What runs when it is imported belongs under if __name__ == '__main__':"
+        raise SpecError(said) from e
     return module
 
 
-def _line(error: Exception, path: Path) -> str:
+def _dotted(path: Path) -> tuple[str, list[str]]:
+    """The name of a file as a module, with the packages that it lies in; folders from which it may import."""
+    names, folder = [path.stem], path.parent
+    while (folder / "__init__.py").is_file():
+        names.append(folder.name)
+        folder = folder.parent
+    return ".".join(reversed(names)), list(dict.fromkeys([str(folder), str(path.parent), os.getcwd()]))
+
+
+def _line(error: BaseException, path: Path) -> str:
     """Where in the file it went wrong."""
     if isinstance(error, SyntaxError):
         return f"line {error.lineno}"
@@ -72,8 +87,11 @@ def _line(error: Exception, path: Path) -> str:
     return f"line {at}" if at else "while it was imported"
 
 
-def recipe(name: str, data: str | None, settings: Sequence[Setting]) -> Run:
-    """The run of a recipe, with its changes. Errors: SpecError: an unknown recipe, a file missing or too much."""
+def recipe(name: str, data: str | None, settings: Sequence[Setting], model: str | None = None) -> Run:
+    """The run of a recipe, with its changes. model: one of its shapes.
+
+    Errors: SpecError: an unknown recipe, a file missing or too much, no such shape.
+    """
     if name not in RECIPES:
         raise SpecError(f"brick train {name}: no such recipe; {nearest(name, RECIPES)}")
     make = RECIPES[name]
@@ -83,7 +101,8 @@ def recipe(name: str, data: str | None, settings: Sequence[Setting]) -> Run:
         raise SpecError(f"brick train {name}: no data. Name a file ({what}): brick train {name} --data FILE")
     if not takes_data and data is not None:
         raise SpecError(f"brick train {name}: it makes its own data, so --data {data} would be ignored. Leave it out.")
-    run = make(data=data) if takes_data else make()
+    given = {"data": data, "model": model}
+    run = make(**{key: value for key, value in given.items() if value is not None})
     return changed(run, settings)
 
 
@@ -128,7 +147,7 @@ def _preset(make: Callable[..., ModelSpec], settings: Sequence[Setting]) -> Mode
     others = [(path, value) for path, value in settings if path not in hints]
     known = {*hints, *fields_of(type(spec))} - {"return"}
     for path, _ in others:
-        if path.split(".")[0] not in known:
+        if path.split(".")[0] not in known | {"*"}:
             raise SpecError(f"--set {path}: no such argument or field; {nearest(path.split('.')[0], known)}")
     return changed(spec, others)
 

@@ -6,9 +6,11 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
+
+from brickformer.errors import BrickError
 
 if TYPE_CHECKING:
     from brickformer.cli.ways import Way
@@ -83,12 +85,12 @@ def generate(args: argparse.Namespace) -> int:
     for chunk in chunks(read_items(items), at_once):
         asked = [text for where, text in chunk if text.strip() or not where]
         if live:
-            results, stats = written(way, asked, prompt=trained.writes_text)
+            results, stats, shown = written(way, asked, prompt=trained.writes_text)
         else:
-            generation = way.answers(asked)
+            generation, shown = way.answers(asked), False
             results, stats = generation.results, generation.stats
         total.add(stats)
-        failed |= answer(chunk, results, trained, shown=live, logprobs=args.logprobs)
+        failed |= answer(chunk, results, trained, shown=shown, logprobs=args.logprobs)
     if args.stats:
         print(total, file=sys.stderr)
     elif args.compile:
@@ -113,17 +115,16 @@ def keep_prompt(way: Way, items: Sequence[str], path: str) -> int:
 
 def read_items(items: Sequence[str]) -> Iterator[tuple[str, str]]:
     """(where it comes from, text) of every item: "" for the command line, file and line number elsewhere."""
-    from brickformer.errors import DataError
-    from brickformer.tasks import read_lines
+    from brickformer.tasks import read_lines, read_stream
 
     if not items:
-        number = 0
+        name = "standard input"
         try:
-            for line in sys.stdin:
-                number += 1
-                yield f"standard input, line {number}", line.rstrip("\n")
-        except UnicodeDecodeError:
-            raise DataError(f"standard input, after line {number}: not UTF-8 text. Save it as UTF-8.") from None
+            lines = read_stream(cast(BufferedReader, sys.stdin.buffer), name)
+        except AttributeError:  # text that somebody has put there
+            lines = ((number, line.rstrip("\n")) for number, line in enumerate(sys.stdin, 1))
+        for number, line in lines:
+            yield f"{name}, line {number}", line
     for item in items:
         if is_file(item):
             for number, line in read_lines(item):
@@ -133,33 +134,47 @@ def read_items(items: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def is_file(item: str) -> bool:
-    """Whether an item names a file."""
+    """Whether an item names a file, or a pipe such as `<(sort words)`."""
     try:
-        return "\n" not in item and Path(item).is_file()
+        return "\n" not in item and Path(item).exists() and not Path(item).is_dir()
     except (OSError, ValueError):  # too long for a name, or a NUL
         return False
 
 
 def chunks(items: Iterator[tuple[str, str]], size: int) -> Iterator[list[tuple[str, str]]]:
-    """Up to `size` items at a time."""
-    while chunk := list(islice(items, size)):
+    """Up to `size` items at a time. Errors: what reading them raises, after the items before it."""
+    chunk: list[tuple[str, str]] = []
+    try:
+        for item in items:
+            chunk.append(item)
+            if len(chunk) == size:
+                yield chunk
+                chunk = []
+    except BrickError:
+        if chunk:
+            yield chunk
+        raise
+    if chunk:
         yield chunk
 
 
-def written(way: Way, asked: Sequence[str], *, prompt: bool) -> tuple[list[Result], Stats]:
-    """Show an answer while it is being written. prompt: show it before its continuation."""
+def written(way: Way, asked: Sequence[str], *, prompt: bool) -> tuple[list[Result], Stats, bool]:
+    """Show an answer while it is being written; and whether a line was. prompt: show it before its continuation."""
     from brickformer.generate import Stats
 
     if not asked:
-        return [], Stats()
+        return [], Stats(), False
     pieces = way.stream(asked[0])
-    if prompt and pieces.result.error is None:
+    begun = pieces.result.error is None
+    if prompt and begun:
         print(asked[0], end="", flush=True)
-    for piece in pieces:
-        print(piece, end="", flush=True)
-    if pieces.result.error is None:
-        print()
-    return [pieces.result], pieces.stats
+    try:
+        for piece in pieces:
+            print(piece, end="", flush=True)
+    finally:  # an error, or Ctrl-C, has a line of its own
+        if begun:
+            print(flush=True)
+    return [pieces.result], pieces.stats, begun
 
 
 def answer(
@@ -182,7 +197,7 @@ def answer(
                 sys.stdout.flush()
                 about = str(result.error).removeprefix("text, ")
                 print(f"brick: {where or repr(cut(text, 30))}, {about}", file=sys.stderr)
-                if where:
+                if where and not shown:
                     print()
             elif not shown:
                 print(f"{text}{result.text}" if trained.writes_text else result.text, end="")

@@ -42,7 +42,13 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
     p.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], dest="settings", help="how to choose")
     p.add_argument("--out", metavar="FILE.html", help="where the page goes; the picture goes beside it")
     p.add_argument("--tokens", metavar="A:B", help="tokens shown, counted from 0; default: the last there is room for")
-    p.add_argument("--only", metavar="PATH", action="append", default=[], help="a part, as in decoder.stack.layers.1")
+    p.add_argument(
+        "--only",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="a part, as in decoder.stack.layers.1, or heads of it: decoder.stack.layers.1.cross:1,3",
+    )
     p.add_argument("--layers", action="store_true", help="print what each layer would answer (logit lens)")
     p.add_argument("--training", action="store_true", help="the curves of the training instead")
     p.add_argument("--live", action="store_true", help="with --training: serve a page that refreshes, until Ctrl-C")

@@ -55,12 +55,10 @@ def show(args: argparse.Namespace) -> int:
     from brickformer.look.tree import table, tree
     from brickformer.shapes import shapes_of
 
-    if args.context is not None and args.context < 1:
-        raise SpecError(f"--context: got {args.context}, expected at least 1.")
     if args.svg is not None and not args.svg.endswith(".svg"):
         raise SpecError(f"--svg {args.svg}: expected a name that ends in .svg")
     spec = model_spec(args.what, parsed(args.settings))
-    context = args.context or reach(spec)
+    context = context_of(spec, args.context)
     model = shapes_of(spec)
     width = screen()
     for line in table(without_mixed_total(tree(model, context, width_of(spec), spec.kind)), width):
@@ -93,8 +91,23 @@ def without_mixed_total(root: Node) -> Node:
     return replace(root, cost=Cost()) if root.name == "encoder_decoder" else root
 
 
-def reach(spec: ModelSpec) -> int:
-    """1024 tokens, or as many as the tables of positions have."""
+def context_of(spec: ModelSpec, asked: int | None) -> int:
+    """The tokens to look back on: those asked for, else 1024, or as many as there are positions.
+
+    Errors: SpecError for none, or for more than the model knows.
+    """
+    from brickformer.errors import SpecError
+    from brickformer.ranges import LARGEST
+
+    most = min([LARGEST, *table_lengths(spec)])
+    if asked is not None and not 1 <= asked <= most:
+        why = f"as many positions as the model knows, {most:,}" if asked > most else "at least 1"
+        raise SpecError(f"--context: got {asked}, expected {'at most ' if asked > most else ''}{why}.")
+    return asked or min(1024, most)
+
+
+def table_lengths(spec: ModelSpec) -> list[int]:
+    """How long each table of positions is."""
     from brickformer.models import Decoder, Encoder, EncoderDecoder
 
     match spec:
@@ -105,7 +118,7 @@ def reach(spec: ModelSpec) -> int:
         case _:
             embeds = []
     limits = [embed.position.limit() for embed in embeds if embed.position is not None]
-    return min([1024, *(limit for limit in limits if limit is not None)])
+    return [limit for limit in limits if limit is not None]
 
 
 def width_of(spec: ModelSpec) -> int:
@@ -146,7 +159,9 @@ def totals(model: AnyModel, context: int, dim: int) -> dict[str, str]:
         case _:
             write = cost(model, context, dim)
             out["FLOPs"] = f"{amount(write.flops)} a token ({rules})"
-    held = model.init_state(1, context).nbytes + write.source_kv_bytes * context
+    kept = model.init_state(1, context).nbytes
+    held = kept + write.source_kv_bytes * context
     source = f", {write.source_kv_bytes:,} a source token" if write.source_kv_bytes else ""
-    out["KV cache"] = f"{write.kv_bytes:,} bytes a token{source}; {bytes_(held)} for {context:,} tokens"
+    until = " until a window is full" if kept < write.kv_bytes * context else ""
+    out["KV cache"] = f"{write.kv_bytes:,} bytes a token{until}{source}; {bytes_(held)} for {context:,} tokens"
     return out

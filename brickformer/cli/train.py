@@ -22,6 +22,7 @@ ABOUT = """Train a recipe and keep the result in a folder of its own.
 EXAMPLES = """examples:
   brick train reverse
   brick train text --data book.txt --steps 5000
+  brick train text --data book.txt --model llama     what `brick export` can share
   brick train pairs --data pairs.tsv --set task.level=word --set train.batch=32
   brick train reverse --set model.*.layers.*.place=post --name post
   brick train --resume runs/text-001
@@ -42,6 +43,7 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
     )
     p.add_argument("recipe", metavar="RECIPE", nargs="?", help="reverse, text or pairs")
     p.add_argument("--data", metavar="FILE", help="what to learn from (text, pairs)")
+    p.add_argument("--model", metavar="NAME", help="one to be exported: llama or gpt2 for text, marian for others")
     p.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], dest="settings", help="change a field")
     p.add_argument("--steps", metavar="N", type=int, help="how long; short for --set train.steps=N")
     p.add_argument("--seed", metavar="N", type=int, help="of the data, the initial values, the dropout (default 0)")
@@ -61,14 +63,14 @@ def train(args: argparse.Namespace) -> int:
 
     settings = parsed(args.settings)
     if args.resume is not None:
-        for name in ("recipe", "data", "name", "seed", "out"):
+        for name in ("recipe", "data", "model", "name", "seed", "out"):
             if getattr(args, name) is not None:
                 raise SpecError(f"--resume {args.resume}: the run has its own {name}. Leave yours out.")
         session = Session.resume(Path(args.resume), lambda run: shortened(changed(run, settings), args.steps))
     elif args.recipe is None:
         raise SpecError("brick train: no recipe. Say what to learn: reverse, text or pairs; or --resume RUN.")
     else:
-        run = shortened(recipe(args.recipe, args.data, settings), args.steps)
+        run = shortened(recipe(args.recipe, args.data, settings, args.model), args.steps)
         run = run.but(**{name: value for name in ("seed", "name") if (value := getattr(args, name)) is not None})
         session = Session.new(run)
     plan(session)

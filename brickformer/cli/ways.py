@@ -87,7 +87,9 @@ def chosen(trained: Trained, args: argparse.Namespace) -> Way:
         raise SpecError("--set ahead: belongs to a draft. Add --draft lookup, or --draft RUN.")
     from brickformer.cli.settings import changed
 
-    writer = trained.write(compiled=args.compile, cache=args.cache, packed=not args.compile)
+    prefix = None if args.prompt is None else Prefix.load(Path(args.prompt).expanduser(), trained.model)
+    cache = args.cache if prefix is None else prefix.cache
+    writer = trained.write(compiled=args.compile, cache=cache, packed=not args.compile)
     start = Sampling() if searching else trained.sampling
     return Way(
         writer,
@@ -96,7 +98,7 @@ def chosen(trained: Trained, args: argparse.Namespace) -> Way:
         changed(Beam(), searching) if searching else None,
         drafted(trained, args.draft, changed(PromptLookup(), looking)),
         AHEAD if ahead is None else ahead,
-        None if args.prompt is None else Prefix.load(Path(args.prompt).expanduser(), writer),
+        prefix,
         args.samples,
         not args.no_cache,
         onnx(args.run) if args.engine == "onnx" else None,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from brickformer.doctor.forms import CAUSAL, Form, by_name
+from brickformer.doctor.forms import CAUSAL, OPEN, SQUARE, Form, by_name
 from brickformer.doctor.guard import Budget, copied, shake
 from brickformer.doctor.kinds import config_of, find_kind
 from brickformer.doctor.masks import find_masks
@@ -22,8 +22,11 @@ from brickformer.doctor.outputs import differ, main_of
 from brickformer.doctor.patient import Patient
 from brickformer.doctor.signature import Signature, read_signature
 from brickformer.doctor.subject import Subject
+from brickformer.doctor.vocabulary import find_vocab, settle_vocab
 from brickformer.errors import BrickError
 from brickformer.models import DecoderModel, EncoderDecoderModel, EncoderModel
+
+MOST = 300_000_000
 
 
 class CannotCall(BrickError):  # noqa: N818  (an answer)
@@ -32,6 +35,12 @@ class CannotCall(BrickError):  # noqa: N818  (an answer)
 
 def admit(subject: Subject, budget: Budget) -> Patient:
     """A patient of a subject. Errors: CannotCall; OutOfTime."""
+    count = sum(x.numel() for x in subject.model.parameters())
+    if count > MOST:
+        raise CannotCall(
+            f"{type(subject.model).__name__} has {count:,} parameters; it would be copied twice, in float64. Give the "
+            f"doctor a narrow one of the same code (width 64, two layers): what is wrong is wrong there too."
+        )
     try:
         model, fresh = copied(subject.model), copied(subject.model)
     except Exception as e:
@@ -51,6 +60,11 @@ def admit(subject: Subject, budget: Budget) -> Patient:
     _first_guess(p)
     _precision(p)
     _find_call(p)
+    if not settle_vocab(p):
+        raise CannotCall(
+            f"{type(p.model).__name__}: how many ids it knows could not be worked out, no table was asked for them. "
+            f"Give it: Subject(model, vocab=...)"
+        )
     _find_layout(p)
     find_kind(p)
     find_masks(p)
@@ -171,18 +185,19 @@ def _find_call(p: Patient) -> None:
             p.width = width
             for tokens in dict.fromkeys((begin, 8, 16, 4, 32, 12, 64, 128)):
                 p.tokens = tokens
+                runs: tuple[dict[str, Form], bool] | None = None
                 for forms, first in product(_combinations(p, required), _layouts(p)):
                     p.forms, p.seq_first = forms, first
                     try:
-                        if not width and p.subject.vocab is None:
-                            _find_vocab(p)
-                        out = p(p.draw(3))
-                        p.features = out.shape[-1]
-                        if out.shape[1] == 1 and tokens > 1:
-                            _only_last(p)
-                        return
+                        if _answers(p, bool(required)):
+                            return
+                        runs = runs or (forms, first)
                     except Exception as e:
                         errors.append(f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}")
+                if runs is not None:  # no form of the masks gave finite numbers
+                    p.forms, p.seq_first = runs
+                    _answers(p, False)
+                    return
                 if width == 0 and errors and re.search("Long.*(Float|Double)|(Float|Double).*Long", errors[-1]):
                     break
         if double:
@@ -192,6 +207,19 @@ def _find_call(p: Patient) -> None:
         f"{name} could not be called ({errors[0]}). "
         f"Give it: Subject(model, kind=..., vocab=..., call=lambda model, ids, valid: ...)"
     )
+
+
+def _answers(p: Patient, masked: bool) -> bool:
+    """Whether the call works; where masks must be given, with finite numbers. Errors: whatever the model raises."""
+    if not p.width and p.subject.vocab is None:
+        find_vocab(p)
+    out = p(p.draw(3))
+    if masked and not bool(out.isfinite().all()):
+        return False
+    p.features = out.shape[-1]
+    if out.shape[1] == 1 and p.tokens > 1:
+        _only_last(p)
+    return True
 
 
 def _layouts(p: Patient) -> tuple[bool, ...]:
@@ -225,34 +253,16 @@ def _forms(p: Patient, name: str) -> tuple[Form, ...]:
     padding = "pad" in name.lower()
     if role == "tgt_mask" and not padding:
         return CAUSAL
+    if role == "src_mask" and not padding and _told_otherwise(p, name):
+        return OPEN
     if role in ("mask", "src_mask") and p.kind == "decoder" and not padding:
         return (*CAUSAL, *by_name(name)) if p.subject.kind == "decoder" else (*by_name(name), *CAUSAL)
     return by_name(name)
 
 
-def _find_vocab(p: Patient) -> None:
-    """The tables that read the ids: their number of rows is the vocabulary."""
-    seen: list[tuple[int, int]] = []
-
-    def watch(module: nn.Module, args: Any) -> None:
-        if isinstance(module, nn.Embedding) and args and isinstance(args[0], Tensor):
-            mark = int(args[0].flatten()[0]) if args[0].numel() and bool((args[0] == args[0].flatten()[0]).all()) else 0
-            seen.append((mark, min(module.num_embeddings, len(module.weight))))
-
-    handles = [m.register_forward_pre_hook(watch) for m in p.model.modules() if isinstance(m, nn.Embedding)]
-    mark = 1 if p.pad != 1 and p.target_pad != 1 else 2
-    ids = torch.full((2, p.tokens), mark)
-    src = torch.full((2, max(2, p.tokens - 1)), mark) if p.kind == "encoder_decoder" else None
-    try:
-        with torch.no_grad():
-            p.raw(ids, src, None, None, p.model)
-    finally:
-        for handle in handles:
-            handle.remove()
-    sizes = [size for value, size in seen if value == mark]
-    if sizes:
-        p.vocab = sizes[0]
-        p.target_vocab = p.subject.target_vocab or (sizes[1] if len(sizes) > 1 else sizes[0])
+def _told_otherwise(p: Patient, name: str) -> bool:
+    """Whether another argument speaks of the padding of the source."""
+    return any("pad" in n.lower() for n in p.signature.named("src_mask") if n != name)
 
 
 def _only_last(p: Patient) -> None:
@@ -310,5 +320,5 @@ def _facts(p: Patient) -> None:
         facts.append(f"padding {p.pad}")
     if p.shape == "pooled":
         facts.append("one answer a row")
-    facts += [f"{name}: {form.name}" for name, form in p.forms.items() if form not in CAUSAL]
+    facts += [f"{name}: {form.name}" for name, form in p.forms.items() if form not in SQUARE]
     p.facts = [*facts, *p.facts]

@@ -193,6 +193,6 @@ def causal_only(e: Exam) -> str | None:
     return no_tokens(e)
 
 
-def grads(value: Tensor, of: list[Tensor]) -> list[Tensor | None]:
-    """Gradients, None where there is none."""
-    return list(torch.autograd.grad(value, of, allow_unused=True))
+def grads(value: Tensor, of: list[Tensor], keep: bool = False) -> list[Tensor | None]:
+    """Gradients, None where there is none. keep: the graph is asked again."""
+    return list(torch.autograd.grad(value, of, allow_unused=True, retain_graph=keep))

@@ -23,7 +23,17 @@ from brickformer.doctor.subject import Subject
 from brickformer.errors import SpecError
 
 ON_PURPOSE = frozenset(
-    {"scale", "padding", "initial weights", "left padding", "sharing", "angles", "length", "routing"}
+    {
+        "scale",
+        "padding",
+        "initial weights",
+        "left padding",
+        "dead parameters",
+        "sharing",
+        "angles",
+        "length",
+        "routing",
+    }
 )
 """What a published architecture may do on purpose (GPT-Neo scales nothing, FNet has no mask): a note, no alarm."""
 LAST = frozenset({"overfit", "random labels"})  # name no cause: only where no error was found

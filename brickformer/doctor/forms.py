@@ -51,6 +51,14 @@ CAUSAL = (
     Form("(T, T) 1/0 integers, 1 keeps", lambda v, q: _tril(v, q).long(), True),
 )
 
+OPEN = (
+    Form("(S, S) bool, nothing blocked", lambda v, q: torch.zeros(q, q, dtype=torch.bool), False),
+    Form("(S, S) bool, everything kept", lambda v, q: torch.ones(q, q, dtype=torch.bool), True),
+)
+
+SQUARE = (*CAUSAL, *OPEN)
+"""Masks that speak of no padding."""
+
 
 def by_name(name: str) -> tuple[Form, ...]:
     """The padding forms, the likeliest for this name first."""

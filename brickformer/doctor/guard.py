@@ -6,13 +6,16 @@ import contextlib
 import copy
 import io
 import random
+import signal
+import threading
 import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class OutOfTime(BaseException):
@@ -53,6 +56,36 @@ class Budget:
 
 
 @contextlib.contextmanager
+def interrupted(seconds: float, message: str, threads: int = 1) -> Iterator[None]:
+    """What runs inside raises OutOfTime when it has used so many seconds of each thread, or waited four times as long.
+
+    After that every fifth second again, since what was interrupted may go on with the next call. Only in the main
+    thread of a system that has timers for processes; elsewhere nothing is interrupted.
+    """
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        raise OutOfTime(message)
+
+    watched = (
+        (signal.SIGPROF, signal.ITIMER_PROF, seconds * threads),
+        (signal.SIGALRM, signal.ITIMER_REAL, 4 * seconds),
+    )
+    before = [(number, signal.signal(number, stop)) for number, _, _ in watched]
+    try:
+        for _, timer, limit in watched:
+            signal.setitimer(timer, limit, 5.0)
+        yield
+    finally:
+        for _, timer, _ in watched:
+            signal.setitimer(timer, 0.0)
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Random numbers of Python, NumPy and torch, the default type and grad mode are afterwards what they were."""
     import numpy
@@ -71,15 +104,40 @@ def undisturbed() -> Iterator[None]:
             numpy.random.set_state(arrays)
 
 
+def duplicate(model: nn.Module) -> nn.Module:
+    """A deep copy; what a module keeps of its last run (attention maps, a loss) is cut off from that run's graph.
+
+    copy.deepcopy refuses tensors that are no leaves. Errors: whatever copying raises.
+    """
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for value in vars(module).values():
+            for x in held(value):
+                if isinstance(x, Tensor) and not x.is_leaf:
+                    memo[id(x)] = x.detach().clone()
+    return copy.deepcopy(model, memo)
+
+
+def held(value: Any, depth: int = 0) -> Iterator[Any]:
+    """What lists, tuples and dicts hold."""
+    if depth < 3 and isinstance(value, list | tuple):
+        for x in value:
+            yield from held(x, depth + 1)
+    elif depth < 3 and isinstance(value, dict):
+        for x in value.values():
+            yield from held(x, depth + 1)
+    else:
+        yield value
+
+
 def copied(model: nn.Module) -> nn.Module:
     """A deep copy on the CPU, every parameter asking for its gradient as before. Errors: whatever copying raises."""
-    other = copy.deepcopy(model)
-    return other.cpu()
+    return duplicate(model).cpu()
 
 
 def undropped(model: nn.Module) -> nn.Module:
     """A copy in train() that drops nothing."""
-    other = copy.deepcopy(model)
+    other = duplicate(model)
     for module in other.modules():
         for name, value in list(vars(module).items()):
             if isinstance(value, float) and ("drop" in name.lower() or name == "p"):

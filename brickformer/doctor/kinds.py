@@ -31,8 +31,8 @@ def find_kind(p: Patient) -> None:
     name = type(s.model).__name__
     encodes, decodes = bool(_ENCODERS.search(name)), bool(_DECODERS.search(name))
     given = config_of(p.model, "is_decoder")
-    if of_library(s.model) and not given and not re.search(r"CausalLM|GPT|Decoder", name):
-        p.kind = "encoder"  # it sees both ways unless it is told otherwise, as XLNet
+    if of_library(s.model) and (given == 0 or (not given and not re.search(r"CausalLM|GPT|Decoder", name))):
+        p.kind = "encoder"  # it sees both ways unless it is told otherwise, as BERT and XLNet
         return
     if encodes and not re.search(r"decoder|causal", name, re.IGNORECASE):
         p.kind = "encoder"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from brickformer.doctor.forms import CAUSAL, Form, by_name
+from brickformer.doctor.forms import CAUSAL, SQUARE, Form, by_name
 from brickformer.doctor.outputs import differ
 from brickformer.doctor.patient import NotAsked, Patient
 
@@ -17,7 +17,7 @@ def find_masks(p: Patient) -> None:
     if p.kind != "encoder" and p.shape != "pooled":
         _need_causal(p)
     for name in sig.named("mask", "src_mask", *(("memory_mask",) if p.kind == "encoder_decoder" else ())):
-        if name in p.forms and p.forms[name] in CAUSAL:
+        if name in p.forms and p.forms[name] in SQUARE:
             continue
         if p.kind == "encoder_decoder" and sig.roles[name] == "memory_mask" and sig.first("src_mask") is None:
             continue

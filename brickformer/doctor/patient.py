@@ -54,6 +54,7 @@ class Patient:
     ours: bool = False
     surely_causal: bool = True
     mask_failed: str | None = None
+    counted: bool = True  # whether a table showed how many ids there are
 
     def draw(self, rows: int, tokens: int | None = None, seed: int = 0, side: str = "tgt") -> Tensor:
         """Random input without padding; a smaller batch has the first rows of a larger one."""
@@ -114,7 +115,7 @@ class Patient:
         return out
 
     def _flip(self, x: Any) -> Any:
-        return x.transpose(0, 1) if self.seq_first else x
+        return x.transpose(0, 1) if self.seq_first else x.contiguous() if isinstance(x, Tensor) else x
 
     def raw(
         self, ids: Tensor, src: Tensor | None, valid: Tensor | None, src_valid: Tensor | None, model: nn.Module
@@ -145,7 +146,7 @@ class Patient:
             if of is None:
                 of = torch.ones(queries.shape[:2], dtype=torch.bool)
             kwargs[name] = form.make(of, queries.shape[1])
-        return model(**kwargs)
+        return sig.given(model, kwargs)
 
     def loss(self, ids: Tensor, src: Tensor | None, model: nn.Module, labels: Tensor | None = None) -> Tensor | None:
         """The loss of one training step, as the user or the model computes it; None: there is none."""
@@ -173,6 +174,6 @@ class Patient:
                 kwargs = {sig.first("ids") or "ids": flip(ids), name: flip(labels)}
             for n in self.always:
                 kwargs[n] = self.forms[n].make(torch.ones(ids.shape[:2], dtype=torch.bool), ids.shape[1])
-            return loss_of(model(**kwargs))
+            return loss_of(sig.given(model, kwargs))
         finally:
             self.labels = kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -19,14 +20,16 @@ _TGT = set(
 _IDS = set("ids idx x input inputs input_ids tokens in_idx token_ids seq sequence text input_seq inp".split())
 _LABELS = set("targets labels label target_ids lm_labels target y labels_ids gold".split())
 _CACHE = ("cache", "past", "state", "kv")
+_LENGTHS = re.compile(r"(^|_)(lengths|lens)$|^(src|source|tgt|trg|target|input|text|x|seq|sequence)_len(gth)?$")
 
 
 @dataclass
 class Signature:
-    """The arguments of a forward by role; required: those without a default."""
+    """The arguments of a forward by role; required: those without a default; placed: those that have no name."""
 
     roles: dict[str, Role] = field(default_factory=dict)
     required: list[str] = field(default_factory=list)
+    placed: list[str] = field(default_factory=list)
 
     def named(self, *roles: Role) -> list[str]:
         """The arguments of these roles, in order."""
@@ -35,6 +38,11 @@ class Signature:
     def first(self, role: Role) -> str | None:
         """The first argument of a role."""
         return next(iter(self.named(role)), None)
+
+    def given(self, call: Callable[..., Any], values: dict[str, Any]) -> Any:
+        """What a call returns; arguments before a / and of *args go by their place."""
+        places = [values[n] for n in self.placed if n in values] if self.roles else list(values.values())
+        return call(*places, **{n: x for n, x in values.items() if self.roles and n not in self.placed})
 
 
 def read_signature(function: Callable[..., Any]) -> Signature:
@@ -51,6 +59,8 @@ def read_signature(function: Callable[..., Any]) -> Signature:
         out.roles[p.name] = _role(name, i, both)
         if p.default is p.empty:
             out.required.append(p.name)
+        if p.kind is p.POSITIONAL_ONLY:
+            out.placed.append(p.name)
     if both and out.first("src") is None and (ids := out.first("ids")) is not None:
         out.roles[ids] = "src"
     if out.first("ids") is None and out.first("src") is None and parameters:
@@ -61,6 +71,10 @@ def read_signature(function: Callable[..., Any]) -> Signature:
 
 
 def _role(name: str, place: int, both: bool) -> Role:
+    if name.endswith(("_labels", "_label")):
+        return "labels" if name in _LABELS and place > 0 else "other"
+    if _LENGTHS.search(name) and place > 0:
+        return ("tgt_mask" if name[0] == "t" else "src_mask") if both else "mask"
     if "mask" in name or "valid" in name or name in ("pad", "padding"):
         if any(w in name for w in ("memory", "cross", "encoder_attention")):
             return "memory_mask"

@@ -37,6 +37,7 @@ class Heads:
     v: Tensor | None = None
     over: float | None = None
     softmaxes: int = 0
+    keys: int = -1  # the axis of the softmax
     fills: list[float] = field(default_factory=list)
     masked: bool = False
     fused: bool = False
@@ -58,7 +59,7 @@ _VIEWS = frozenset(
     "dropout masked_fill masked_fill_ where add add_ __add__ __radd__ __iadd__ sub __sub__ stack tile detach "
     "index_select narrow tril triu neg __neg__ roll expand_as view_as tensor_split split_with_sizes chunk stack "
     "select cat hstack concat concatenate nan_to_num clamp clamp_min maximum slice_scatter "
-    "zeros_like rename refine_names adjoint H mH flip".split()
+    "zeros_like rename refine_names adjoint H mH flip view_as_complex view_as_real conj resolve_conj".split()
 )
 _TIMES = frozenset("mul mul_ __mul__ __rmul__ __imul__ multiply".split())
 _OVER = frozenset("div div_ __truediv__ __itruediv__ true_divide divide".split())
@@ -79,6 +80,7 @@ class Trace(TorchFunctionMode):
         self.closed = 0
         self.drawn: list[str] = []
         self.losses: list[tuple[str, str]] = []  # (loss, stage of its input)
+        self.said: list[tuple[str, int, tuple[int, ...]]] = []  # (place, axis, shape) of other softmaxes
         self.angles: list[tuple[str, Tensor]] = []  # what reached a cosine
         self.stack: list[str] = []
         self.open = False
@@ -132,10 +134,14 @@ class Trace(TorchFunctionMode):
             self.losses.append((name, mark.stage if mark else ""))
             return
         if name in ("softmax", "log_softmax") and flat:
-            self.softmax(name, flat[0], out)
+            axis = kwargs.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else -1)
+            self.softmax(name, flat[0], out, axis)
             return
         if name in _PRODUCTS and len(flat) >= 2:
             self.product(flat[0], flat[1], -1, -2, out)
+            return
+        if name == "baddbmm" and len(flat) >= 3:
+            self.product(flat[1], flat[2], -1, -2, out, float(kwargs.get("alpha", 1.0)))
             return
         if name == "einsum" and len(flat) == 2 and isinstance(args[0], str):
             axes = _contracted(args[0], *flat)
@@ -169,13 +175,15 @@ class Trace(TorchFunctionMode):
         elif isinstance(out, Tensor) and out.is_floating_point():
             self.put(out, Mark(mark.stage, None, mark.heads))
 
-    def product(self, a: Tensor, b: Tensor, axis_a: int | None, axis_b: int | None, out: Tensor) -> None:
-        """a · b: a projection, scores, or the weighted sum."""
+    def product(
+        self, a: Tensor, b: Tensor, axis_a: int | None, axis_b: int | None, out: Tensor, times: float = 1.0
+    ) -> None:
+        """times · a · b: a projection, scores, or the weighted sum."""
         ma, mb = self.mark(a), self.mark(b)
         for x, mark, axis, other in ((a, ma, axis_a, b), (b, mb, axis_b, a)):
             if mark is not None and mark.stage == "weights" and mark.heads is not None:
                 if axis is not None:
-                    mark.heads.over = float(x.detach().sum(axis).max())
+                    mark.heads.over = float(x.detach().nan_to_num().sum(axis).max())
                 mark.heads.context, mark.heads.v = out, other
                 self.put(out, Mark("value", None))
                 return
@@ -183,11 +191,11 @@ class Trace(TorchFunctionMode):
             self.put(out, Mark("value"))
         elif axis_a is not None and a.ndim >= 3 and b.ndim >= 3 and (ma is not None or mb is not None):
             fa, fb = (1.0 if m is None else m.factor for m in (ma, mb))
-            factor = None if fa is None or fb is None or ma is None or mb is None else fa * fb
+            factor = None if fa is None or fb is None or ma is None or mb is None else fa * fb * times
             heads = Heads(self.place, a, b if axis_b == -1 else b.transpose(-1, -2), a.shape[axis_a], factor)
             self.put(out, Mark("scores", factor, heads))
 
-    def softmax(self, name: str, x: Tensor, out: Tensor) -> None:
+    def softmax(self, name: str, x: Tensor, out: Tensor, axis: Any) -> None:
         """Scores become weights; anything else becomes a distribution."""
         mark = self.mark(x)
         if mark is not None and mark.heads is not None and mark.stage in ("scores", "weights"):
@@ -195,10 +203,12 @@ class Trace(TorchFunctionMode):
             heads.softmaxes += 1
             if heads.scores is None:
                 heads.scores, heads.factor, heads.place = x, mark.factor, self.place
+                heads.keys = axis if isinstance(axis, int) else -1
                 self.heads.append(heads)
             heads.weights = out
             self.put(out, Mark("weights", None, heads))
         else:
+            self.said.append((self.place, axis if isinstance(axis, int) else -1, tuple(x.shape)))
             self.put(out, Mark("logprobs" if name == "log_softmax" else "distribution", None))
 
     def fused(self, args: Any, kwargs: dict[str, Any], out: Tensor) -> None:

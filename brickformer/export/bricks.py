@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from brickformer.errors import SpecError
 from brickformer.export.graph import MICROSOFT, Blocks, Graph
-from brickformer.export.heads import narrow, repeat, widen
+from brickformer.export.heads import HEAD, narrow, plain, repeat, widen
 from brickformer.feedforward import GLU, MLP, FeedForwardSpec
 from brickformer.layers import Layer, ParallelLayer, ParallelNormsLayer, Residual, StackLayer
 from brickformer.mixers.attention import Attention, AttentionMixer
@@ -31,8 +31,7 @@ from brickformer.positions.rotary import Rope, RopePosition
 
 Matrix = Callable[[nn.Module], Tensor | Blocks]
 """The weights of a linear map, as they are to stand in the graph."""
-HEAD: Final = 8
-"""Kernels of attention take heads whose width is a multiple of this."""
+RMS: Final = "SimplifiedLayerNormalization"
 
 
 @final
@@ -112,14 +111,12 @@ class Site:
                 return x
             case nn.LayerNorm():
                 extra = [] if module.bias is None else [g.weight(f"{name}.bias", module.bias)]
-                gain = g.weight(f"{name}.gain", module.weight)
-                return str(g.op("LayerNormalization", x, gain, *extra, axis=-1, epsilon=module.eps))
+                return g.norm("LayerNormalization", x, g.weight(f"{name}.gain", module.weight), *extra, eps=module.eps)
             case nn.RMSNorm():
-                gain = g.weight(f"{name}.gain", module.weight)
-                return str(g.op("SimplifiedLayerNormalization", x, gain, axis=-1, epsilon=module.eps))
+                eps = module.eps or torch.finfo(torch.float32).eps
+                return g.norm(RMS, x, g.weight(f"{name}.gain", module.weight), eps=eps)
             case OffsetRootMeanSquare():
-                gain = g.weight(f"{name}.gain", 1.0 + module.weight.float())
-                return str(g.op("SimplifiedLayerNormalization", x, gain, axis=-1, epsilon=module.eps))
+                return g.norm(RMS, x, g.weight(f"{name}.gain", 1.0 + module.weight.float()), eps=module.eps)
             case LayerScale():
                 return str(g.op("Mul", x, g.weight(f"{name}.gain", module.gain)))
             case Squash():
@@ -202,34 +199,50 @@ class Site:
         """Queries, keys, values, positions, the kernel, the output."""
         g = self.graph
         width, groups = module.width, module.kv_heads
-        cuts = g.ints(*module.qkv.parts)
-        q, k, v = g.op("Split", self.linear(x, module.qkv, f"{name}.qkv"), cuts, outputs=3, axis=-1)
+        whole = self.linear(x, module.qkv, f"{name}.qkv")
+        if self.cached and plain(module):
+            return self.answer(x, self.grouped(whole, "", "", spec, module, name), module, name)
+        q, k, v = g.op("Split", whole, g.ints(*module.qkv.parts), outputs=3, axis=-1)
         q = self.norm(q, module.q_norm_all, f"{name}.q_norm_all")
         k = self.norm(k, module.k_norm_all, f"{name}.k_norm_all")
         q = self.place(self.head_norm(q, module.q_norm, spec.heads, f"{name}.q_norm"), spec, module, spec.heads, name)
         k = self.place(self.head_norm(k, module.k_norm, groups, f"{name}.k_norm"), spec, module, groups, name)
         wide = -(-width // HEAD) * HEAD
         q, k, v = (widen(g, y, n, width, wide) for y, n in ((q, spec.heads), (k, groups), (v, groups)))
-        scale = width**-0.5 if spec.scale is None else spec.scale
         if self.cached:
-            shape: list[int | str] = [1, groups, "past", wide]
-            window = -1 if spec.mask.window is None else spec.mask.window
-            more = {} if spec.softcap is None else {"softcap": spec.softcap}
-            pasts = [self.past(f"{name}.{part}", shape) for part in "kv"]
-            y, *presents = g.op(
-                "GroupQueryAttention", q, k, v, *pasts, "last", "total", outputs=3, domain=MICROSOFT,
-                num_heads=spec.heads, kv_num_heads=groups, scale=scale, local_window_size=window, **more,
-            )  # fmt: skip
-            for part, present in zip("kv", presents, strict=True):
-                self.present(present, f"{name}.{part}", shape)
+            y = self.grouped(q, k, v, spec, module, name)
         else:
             if spec.mask.window is not None or spec.mask.causal or spec.softcap is not None:
                 raise refused("an encoder with a window, a causal mask or a soft cap", "mask=FULL in encoders")
             k, v = (repeat(g, y, groups, spec.heads, wide) for y in (k, v))
+            scale = width**-0.5 if spec.scale is None else spec.scale
             y = g.op("MultiHeadAttention", q, k, v, domain=MICROSOFT, num_heads=spec.heads, scale=scale)
-        y = narrow(g, y, spec.heads, width, wide)
+        return self.answer(x, narrow(g, y, spec.heads, width, wide), module, name)
+
+    def grouped(self, q: str, k: str, v: str, spec: Attention, module: AttentionMixer, name: str) -> str:
+        """The kernel with a cache. Without k and v, q is all three, and the kernel turns them itself."""
+        g, groups, width = self.graph, module.kv_heads, module.width
+        shape: list[int | str] = [1, groups, "past", -(-width // HEAD) * HEAD]
+        more: dict[str, Any] = {} if spec.softcap is None else {"softcap": spec.softcap}
+        tables: list[str] = []
+        match module.position:
+            case RopePosition() as rope if not k:
+                tables = self.tables(rope)
+                more |= {"do_rotary": 1, "rotary_interleaved": int(rope.layout == "interleaved")}
+        pasts = [self.past(f"{name}.{part}", shape) for part in "kv"]
+        y, *presents = g.op(
+            "GroupQueryAttention", q, k, v, *pasts, "last", "total", *tables, outputs=3, domain=MICROSOFT,
+            num_heads=spec.heads, kv_num_heads=groups, scale=width**-0.5 if spec.scale is None else spec.scale,
+            local_window_size=-1 if spec.mask.window is None else spec.mask.window, **more,
+        )  # fmt: skip
+        for part, present in zip("kv", presents, strict=True):
+            self.present(present, f"{name}.{part}", shape)
+        return str(y)
+
+    def answer(self, x: str, y: str, module: AttentionMixer, name: str) -> str:
+        """The gate and the output."""
         if module.gate is not None:
-            y = g.op("Mul", y, g.op("Sigmoid", self.linear(x, module.gate, f"{name}.gate")))
+            y = self.graph.op("Mul", y, self.graph.op("Sigmoid", self.linear(x, module.gate, f"{name}.gate")))
         return self.linear(y, module.out, f"{name}.out")
 
     def place(self, x: str, spec: Attention, module: AttentionMixer, heads: int, name: str) -> str:
@@ -245,24 +258,28 @@ class Site:
 
     def rotate(self, x: str, rope: RopePosition, heads: int, width: int) -> str:
         """cos and sin from tables; pairs as the layout says."""
-        g, rates = self.graph, rope.rates[torch.float32]
-        angle = torch.arange(self.max_len, dtype=torch.float32)[:, None] * torch.tensor(rates)
-        key = f"rope_{abs(hash((rates, rope.sharpen)))}"
-        tables = [g.weight(f"{key}_{n}", t * rope.sharpen) for n, t in (("cos", angle.cos()), ("sin", angle.sin()))]
-        turned = 2 * len(rates)
+        g, turned = self.graph, 2 * len(rope.rates[torch.float32])
         more = {"rotary_embedding_dim": turned} if turned < width else {}
         return str(
             g.op(
                 "RotaryEmbedding",
                 x,
                 self.positions,
-                *tables,
+                *self.tables(rope),
                 domain=MICROSOFT,
                 num_heads=heads,
                 interleaved=int(rope.layout == "interleaved"),
                 **more,
             )
         )
+
+    def tables(self, rope: RopePosition) -> list[str]:
+        """cos and sin, (max_len, K / 2) each."""
+        rates = rope.rates[torch.float32]
+        angle = torch.arange(self.max_len, dtype=torch.float32)[:, None] * torch.tensor(rates)
+        key = f"rope_{abs(hash((rates, rope.sharpen)))}"
+        both = (("cos", angle.cos()), ("sin", angle.sin()))
+        return [self.graph.weight(f"{key}_{n}", t * rope.sharpen) for n, t in both]
 
     def head_norm(self, x: str, module: nn.Module, heads: int, name: str) -> str:
         """A norm over each head."""

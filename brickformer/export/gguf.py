@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +23,15 @@ import torch
 from torch import Tensor
 
 from brickformer.errors import RunError, SpecError
-from brickformer.export.llamacpp import added, architecture, fields, stored
+from brickformer.export.llamacpp import Architecture, added, architecture, fields, stored
 from brickformer.export.vocabulary import Vocabulary
-from brickformer.files import writing
+from brickformer.files import flush, writing
 
 Kind = Literal["f32", "f16", "q8_0", "q4_0"]
 KINDS: Final[tuple[Kind, ...]] = ("f32", "f16", "q8_0", "q4_0")
 BLOCK: Final = 32
+LARGEST: Final = 65504.0
+"""The largest number in half."""
 _FILE_TYPE: Final = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7}
 _EXACT: Final = ("position_embd.weight", "rope_freqs.weight")
 _OUTSIDE: Final = ("token_embd.weight", "output.weight")
@@ -54,23 +57,25 @@ def write_gguf(
     vocab: int,
     kind: Kind = "f16",
     name: str = "model",
+    check: Callable[[Path], None] = lambda part: None,
 ) -> Written:
     """Write a file, whole or not at all.
 
     config, tensors: a checkpoint as the `transformers` library says it. words: its vocabulary of `vocab` tokens.
+    check: is shown the file before it gets its name, and raises where it is not right.
     Errors: SpecError for what llama.cpp does not compute; RunError: the file is there, the `gguf` package is not.
     """
     known = architecture(config)
-    if path.exists():
+    if os.path.lexists(path):
         raise RunError(f"{path}: is there already. Name a new file.")
     if importlib.util.find_spec("gguf") is None:
         raise RunError("gguf: the package `gguf` is not installed. pip install 'brickformer[gguf]'")
     import gguf
 
     depth = int(fields(config, vocab)["block_count"])
-    names = gguf.get_tensor_name_map(next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == known.name), depth)
+    names = names_there(known, depth)
     part = path.with_name(f".{path.name}.part")
-    plan = [(theirs, _there(names, theirs, known.name), tensor) for theirs, tensor in tensors]
+    plan = [(theirs, place(names, theirs, known.name), tensor) for theirs, tensor in tensors]
     kept: list[str] = []
     try:
         with writing(path):
@@ -95,8 +100,15 @@ def write_gguf(
                 writer.write_ti_data_to_file()
                 for theirs, there, tensor in plan:  # one at a time, in that order
                     whole = stored(theirs, tensor.detach().cpu().float(), config, known).contiguous().numpy()
+                    if raw[there] == gguf.GGMLQuantizationType.F16 and np.abs(whole).max(initial=0.0) > LARGEST:
+                        raise SpecError(
+                            f"gguf: {theirs}: too large for half, past {LARGEST:.0f}. Write it with --dtype f32."
+                        )
                     writer.write_tensor_data(gguf.quantize(whole, raw[there]))
+            check(part)
+            flush(part)
             part.rename(path)
+            flush(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):  # the target may lie in what is no folder
             part.unlink(missing_ok=True)
@@ -104,7 +116,14 @@ def write_gguf(
     return Written(path, kind, path.stat().st_size, tuple(kept))
 
 
-def _there(names: Any, theirs: str, family: str) -> str:
+def names_there(known: Architecture, depth: int) -> Any:
+    """llama.cpp's names of the tensors of a family with `depth` layers."""
+    import gguf
+
+    return gguf.get_tensor_name_map(next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == known.name), depth)
+
+
+def place(names: Any, theirs: str, family: str) -> str:
     """llama.cpp's name of a tensor. Errors: SpecError: it has none."""
     there: str | None = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
     if there is None:

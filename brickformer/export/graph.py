@@ -102,6 +102,17 @@ class Graph:
         out: str = self.op("Add", x, y)
         return out
 
+    def norm(self, kind: str, x: str, *weights: str, eps: float) -> str:
+        """A norm over the last axis; together with the sum that x is, where it was made last: one node does both."""
+        last = self.nodes[-1] if self.nodes else None
+        if last is None or last.op_type != "Add" or last.output[0] != x or set(last.input) & set(self.weights):
+            out: str = self.op(kind, x, *weights, axis=-1, epsilon=eps)
+            return out
+        self.nodes.pop()
+        out = self.op(f"Skip{kind}", *last.input, *weights, domain=MICROSOFT, epsilon=eps)
+        self.nodes[-1].output.extend(["", "", x])
+        return out
+
     def matmul(self, x: str, weight: Tensor | Blocks, bias: Tensor | None, name: str) -> str:
         """x Wᵀ + b."""
         if isinstance(weight, Tensor):

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from brickformer.errors import RunError
+
 
 def installed() -> bool:
     """Whether it can be asked."""
@@ -17,18 +19,21 @@ def installed() -> bool:
 
 
 def logits_there(path: Path, ids: Tensor) -> Tensor:
-    """(T,) ids -> (T, V) logits, by llama.cpp with a cache in float32, on the CPU."""
+    """(T,) ids -> (T, V) logits, by llama.cpp with a cache in float32, on the CPU. Errors: RunError: not read."""
     llama_cpp: Any = importlib.import_module("llama_cpp")
-    model: Any = llama_cpp.Llama(
-        str(path),
-        n_ctx=max(32, len(ids)),
-        n_batch=max(32, len(ids)),
-        n_gpu_layers=0,
-        logits_all=True,
-        type_k=llama_cpp.GGML_TYPE_F32,
-        type_v=llama_cpp.GGML_TYPE_F32,
-        verbose=False,
-    )
+    try:
+        model: Any = llama_cpp.Llama(
+            str(path),
+            n_ctx=max(32, len(ids)),
+            n_batch=max(32, len(ids)),
+            n_gpu_layers=0,
+            logits_all=True,
+            type_k=llama_cpp.GGML_TYPE_F32,
+            type_v=llama_cpp.GGML_TYPE_F32,
+            verbose=False,
+        )
+    except ValueError as e:
+        raise RunError(f"{path}: llama.cpp does not read it: {e} Please report this.") from None
     try:
         model.eval(ids.tolist())
         return torch.tensor(model.scores[: len(ids)]).float()

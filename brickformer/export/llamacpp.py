@@ -194,6 +194,18 @@ def stored(name: str, tensor: Tensor, config: Fields, known: Architecture) -> Te
     return tensor
 
 
+def restored(name: str, tensor: Tensor, config: Fields, known: Architecture) -> Tensor:
+    """What `stored` made of a tensor, as the checkpoint has it."""
+    if known.neighbours and (".q_proj." in name or ".k_proj." in name):
+        heads = int(config["num_attention_heads"])
+        count = heads if ".q_proj." in name else int(config.get("num_key_value_heads") or heads)
+        pairs = tensor.view(count, tensor.shape[0] // count // 2, 2, *tensor.shape[1:])
+        return pairs.transpose(1, 2).reshape(tensor.shape)
+    if known.offset and name.endswith("norm.weight"):
+        return tensor - 1.0
+    return stored(name, tensor, config, known)  # a transpose undoes itself
+
+
 def _head_width(config: Fields) -> int:
     usual = 256 if str(config["model_type"]).startswith("gemma") else int(config["hidden_size"]) // _heads(config)
     return int(config.get("head_dim") or usual)

@@ -20,6 +20,8 @@ from brickformer.errors import DataError
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """llama.cpp's kinds of tokens."""
+NO_MERGES: Final = ["<none> <none>"]
+"""Where nothing is joined: llama.cpp reads no file without merges, and these two are never made."""
 _BYTES = {f"<0x{i:02X}>" for i in range(256)}
 _CUTS: Final = {
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
@@ -65,10 +67,12 @@ def vocabulary(text: str | None, count: int, *, bos: int | None, eos: int | None
     kinds = [_kind(i, ids, added, model) for i in range(count)]
     tokens = [ids.get(i, f"<unused {i}>") for i in range(count)]
     fields = {f"{name}_token_id": i for name, i in (("bos", bos), ("eos", eos)) if i is not None}
-    fields["add_bos_token"] = bos is not None and _opens(data, tokens[bos])
+    fields |= _around(data, None if bos is None else tokens[bos], None if eos is None else tokens[eos])
+    _check(data)
     if model["type"] == "BPE" and _over_bytes(data):
         merges = [" ".join(m) if isinstance(m, list) else m for m in model["merges"]]
-        return Vocabulary("gpt2", tokens, [], kinds, merges, fields | {"pre": _cut(data)})
+        note = "letters and accents that are apart are not joined by llama.cpp" if data.get("normalizer") else ""
+        return Vocabulary("gpt2", tokens, [], kinds, merges or NO_MERGES, fields | {"pre": _cut(data)}, note)
     if model["type"] == "BPE" and model.get("byte_fallback"):
         made = {
             "".join(m if isinstance(m, list) else m.split(" ")): i
@@ -83,7 +87,7 @@ def vocabulary(text: str | None, count: int, *, bos: int | None, eos: int | None
         note = "a character that it does not know is left out by llama.cpp, without a word"
         tokens = [token if i in added else _bytes(token) for i, token in enumerate(tokens)]
         merges = list(dict.fromkeys(merge for i, t in enumerate(tokens) if i not in added for merge in _joining(t)))
-        return Vocabulary("gpt2", tokens, [], kinds, merges, fields | {"pre": "gpt-2"}, note)
+        return Vocabulary("gpt2", tokens, [], kinds, merges or NO_MERGES, fields | {"pre": "gpt-2"}, note)
     raise _unknown("whole words" if model["type"] == "WordLevel" else f"a {model['type']} without bytes")
 
 
@@ -134,11 +138,11 @@ def _steps(part: Mapping[str, Any] | None, inside: str) -> list[Mapping[str, Any
 
 
 def _over_bytes(data: Mapping[str, Any]) -> bool:
-    return any(step["type"] == "ByteLevel" for step in _steps(data.get("pre_tokenizer"), "pretokenizers"))
+    return any(step["type"] == "ByteLevel" for step in _cuts(data))
 
 
 def _cut(data: Mapping[str, Any]) -> str:
-    steps = _steps(data.get("pre_tokenizer"), "pretokenizers")
+    steps = _cuts(data)
     if len(steps) == 1 and steps[0].get("use_regex", True):
         return "gpt-2"
     patterns = [step["pattern"].get("Regex") for step in steps if step["type"] == "Split"]
@@ -152,16 +156,47 @@ def _prepends(data: Mapping[str, Any]) -> bool:
     for step in _steps(data.get("normalizer"), "normalizers"):
         if step["type"] == "Prepend":
             return True
-    for step in _steps(data.get("pre_tokenizer"), "pretokenizers"):
+    for step in _cuts(data):
         if step["type"] == "Metaspace":
             return bool(step.get("prepend_scheme", "always") != "never")
     return False
 
 
-def _opens(data: Mapping[str, Any], bos: str) -> bool:
-    """Whether the tokenizer puts this token before every text."""
+def _around(data: Mapping[str, Any], bos: str | None, eos: str | None) -> dict[str, bool]:
+    """Whether the tokenizer puts a token before every text, and one after it. Errors: DataError: other ones."""
+    before: list[str] = []
+    after: list[str] = []
     for step in _steps(data.get("post_processor"), "processors"):
-        first = (step.get("single") or [{}])[0]
-        if first.get("SpecialToken", {}).get("id") == bos:
-            return True
-    return False
+        if step["type"] not in ("TemplateProcessing", "ByteLevel"):
+            raise _unknown(f"{step['type']} after its tokens")
+        template = [part.get("SpecialToken", {}).get("id") for part in step.get("single") or [{}]]
+        text = template.index(None)
+        before, after = before + template[:text], after + template[text + 1 :]
+    if before not in ([], [bos]) or after not in ([], [eos]):
+        raise _unknown(f"{' '.join(map(str, before + after))} around every text, not its bos and eos")
+    return {"add_bos_token": bool(before), "add_eos_token": bool(after)}
+
+
+def _check(data: Mapping[str, Any]) -> None:
+    """What changes ids and has no field there. Errors: DataError."""
+    model = data["model"]
+    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(name):
+            raise _unknown(f"{name} {model[name]!r}")
+    spaces = model.get("byte_fallback") and not _over_bytes(data)
+    for step in _steps(data.get("normalizer"), "normalizers"):
+        kind = step["type"]
+        marked = spaces and (kind == "Prepend" or (kind == "Replace" and step.get("content") == "\u2581"))
+        if not marked and kind != "NFC":  # which a note says
+            raise _unknown(f"a normalizer {kind}")
+    if not _over_bytes(data):
+        return
+    cut = _cut(data)
+    if any(step["type"] == "ByteLevel" and step.get("add_prefix_space") for step in _cuts(data)):
+        raise _unknown("add_prefix_space over bytes")
+    if bool(model.get("ignore_merges")) != (cut == "llama-bpe"):
+        raise _unknown(f"ignore_merges {bool(model.get('ignore_merges'))} with cuts of {cut}")
+
+
+def _cuts(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return _steps(data.get("pre_tokenizer"), "pretokenizers")

@@ -84,6 +84,8 @@ class _Search:
     def advance(self, candidates: list[tuple[int, _Hypothesis]]) -> list[tuple[int, _Hypothesis]]:
         """Take ranked (parent beam, continuation) pairs; return those that stay."""
         width = self.beam.width
+        if not candidates and not self.finished:
+            self.fail(nothing_allowed(self.kept()))
         stay: list[tuple[int, _Hypothesis]] = []
         for rank, (parent, hyp) in enumerate(candidates):
             if hyp.tokens[-1] in self.row.plan.stop_ids:
@@ -99,6 +101,18 @@ class _Search:
                 self._finish("length", hyp)
             self.live = []
         return stay if self.live else []
+
+    def kept(self) -> Result:
+        """The row's result with what the best unfinished answer has."""
+        result, best = self.row.result, self.live[0]
+        result.tokens, result.logprobs = list(best.tokens), list(best.logprobs)
+        return result
+
+    def fail(self, error: BrickError) -> None:
+        """End with an error; what was `kept` stays."""
+        self.row.end("error", error)
+        if self.row.text is not None:
+            self.row.result.text = self.row.text.tokenizer.decode(self.row.result.tokens)
 
     def _finish(self, finish: Finish, hyp: _Hypothesis) -> None:
         self.finished.append((hyp.score(self.beam.length_penalty), finish, hyp))
@@ -124,11 +138,7 @@ class _Search:
             told = tokens[:-1] if finish == "stop" else tokens
             text = None if writer.tokenizer is None else writer.tokenizer.decode(told)
             out.append(Result(prompt, n, tokens, list(hyp.logprobs), text, finish, score=score))
-        if out and not self.row.done:
-            return out
-        if not self.row.done:
-            self.row.end("error", nothing_allowed(self.row.result))
-        return [self.row.result]
+        return [self.row.result] if self.row.done else out
 
 
 def beam_search(
@@ -170,7 +180,8 @@ def beam_search(
                 raise
             except BrickError as e:
                 for search in run.searches:
-                    search.row.end("error", e)
+                    search.kept()
+                    search.fail(e)
     return Generation([result for search in searches for result in search.results(writer)], stats)
 
 
@@ -240,7 +251,7 @@ class _Beams:
         staying: list[_Search] = []
         for p, search in enumerate(self.searches):
             if any(bad[p][: len(search.live)]):
-                search.row.end("error", not_finite(search.row.result))
+                search.fail(not_finite(search.kept()))
                 continue
             candidates = []
             for value, index, logprob in zip(best[p], ids[p], raw[p], strict=True):

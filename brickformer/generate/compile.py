@@ -11,6 +11,7 @@ Shapes: B rows, V vocabulary.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from inspect import signature
 from typing import Any, Literal, final
 
@@ -19,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, fx
 
 from brickformer.errors import BrickError, RunError
+from brickformer.linear import CodedMap
 from brickformer.models import DecoderModel
 from brickformer.state import StackState
 
@@ -39,7 +41,21 @@ class CompiledStep:
     def __init__(self, decoder: DecoderModel, backend: Backend = "inductor") -> None:
         self.seconds = 0.0
         self.graphs = 0
-        self._inner = backend
+        self._decoder, self._inner = decoder, backend
+        self._step: Any = None
+        self._made_of: list[object] = []
+
+    def renew(self) -> None:
+        """A batch of answers begins: modules may have been put in, taken out, moved or watched since the last one."""
+        now = list(_parts(self._decoder))
+        if now != self._made_of:
+            self._step, self._made_of = self._open(), now
+
+    def _open(self) -> Any:
+        decoder = self._decoder
+        for module in decoder.modules():
+            if isinstance(module, CodedMap):
+                module.product()  # made now: a graph that is being compiled has no hands to pack weights with
 
         def step(ids: Tensor, state: StackState) -> Tensor:
             return decoder.logits(decoder.hidden(ids, None, state))[:, -1]
@@ -47,11 +63,15 @@ class CompiledStep:
         newer = {"recompile_limit": 64, "isolate_recompiles": True}  # a ring takes several; models share none
         known = signature(torch.compile).parameters
         extra: Any = {name: value for name, value in newer.items() if name in known}
-        self._step: Any = torch.compile(step, fullgraph=True, dynamic=True, backend=self._compile, **extra)
+        if _unasked is not None:
+            extra["options"] = {"guard_filter_fn": _unasked}
+        return torch.compile(step, fullgraph=True, dynamic=True, backend=self._compile, **extra)
 
     def __call__(self, ids: Int[Tensor, "B 1"], state: StackState) -> Float[Tensor, "B V"]:
         """Logits after one more token a row. Errors: CompileError when the step cannot be compiled."""
         graphs, began = self.graphs, time.perf_counter()
+        if self._step is None:
+            self.renew()
         try:
             logits: Tensor = self._step(ids, state)
         except BrickError:
@@ -70,3 +90,16 @@ class CompiledStep:
 
         self.graphs += 1
         return lookup_backend(self._inner)(graph, inputs)
+
+
+def _parts(decoder: DecoderModel) -> Iterator[object]:
+    """All that a graph takes for granted of modules: which they are, who watches them, what kind their tensors are."""
+    for module in decoder.modules():
+        yield module
+        yield [*module._forward_hooks.values()], [*module._forward_pre_hooks.values()], module.training
+    for tensor in (*decoder.parameters(), *decoder.buffers()):
+        yield tensor.shape, tensor.dtype, tensor.device
+
+
+_unasked: Any = vars(torch.compiler).get("skip_guard_on_all_nn_modules_unsafe")
+"""Which questions Dynamo leaves out; torch before 2.8 asks them all."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from brickformer.generate.choose import Choice, Constraints, widen
 from brickformer.generate.rows import Row
-from brickformer.generate.writer import Writer, smallest
+from brickformer.generate.writer import Writer, room
 from brickformer.spec import Spec, spec
 from brickformer.state import KV
 
@@ -51,25 +51,32 @@ class Reader:
 
     def __init__(self, writer: Writer, row: Row, ahead: int) -> None:
         self.writer = writer
-        room = len(row.given) + row.plan.stop.max_tokens + ahead + 1
-        self.state = writer.init_state(1, smallest(room, writer.limit) or room)
         self.memory = None if row.source is None else writer.read([row.source])
         self.seen: list[int] = []
-        self._before = self.state
+        self._more = row.plan.stop.max_tokens + ahead + 1  # tokens to come, at most
+        self._reserve(len(row.given))
+        self._before = self.state, self.capacity
 
     def read(self, tokens: Sequence[int]) -> Float[Tensor, "T V"]:
         """Read on; logits after each token."""
-        decoder = self.writer.decoder
+        decoder, new = self.writer.decoder, len(tokens)
+        if self.state.length + new > self.capacity:  # all again, into more slots
+            self._reserve(len(self.seen) + new)
+            tokens = [*self.seen, *tokens]
         ids = torch.tensor([list(tokens)], device=self.writer.device)
-        h = decoder.hidden(ids, None, self.state, self.memory)
-        self.seen += tokens
-        self.memory = None
-        return decoder.logits(h)[0]
+        h = decoder.hidden(ids, None, self.state, self.memory if self.state.length == 0 else None)
+        self.seen = [*self.seen[: self.state.length - len(tokens)], *tokens]
+        return decoder.logits(h[:, -new:])[0]
+
+    def _reserve(self, tokens: int) -> None:
+        """An empty state for so many tokens, and for some that may come."""
+        self.capacity = room(self.writer, tokens, self._more)
+        self.state = self.writer.init_state(1, self.capacity)
 
     def mark(self) -> None:
         """A round begins: it may have to go back to here."""
         if not self._can_rewind():
-            self._before = self.state.clone()
+            self._before = self.state.clone(), self.capacity
 
     def keep(self, length: int) -> None:
         """Forget everything after the first `length` tokens."""
@@ -80,7 +87,7 @@ class Reader:
             self.state.rewind(length)
             self.seen = tokens
         else:
-            self.state = self._before
+            self.state, self.capacity = self._before
             self.seen = tokens[: self.state.length]
             if len(tokens) > self.state.length:
                 self.read(tokens[self.state.length :])
@@ -97,6 +104,11 @@ class Draft(ABC):
     def guess(self, ahead: int) -> tuple[list[int], Float[Tensor, "T V"] | None]:
         """At most `ahead` tokens, and the logits each was drawn from (None: they were certain)."""
 
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes its state holds."""
+
 
 @final
 class NoDraft(Draft):
@@ -104,6 +116,10 @@ class NoDraft(Draft):
 
     def guess(self, ahead: int) -> tuple[list[int], Tensor | None]:
         return [], None
+
+    @property
+    def nbytes(self) -> int:
+        return 0
 
 
 @final
@@ -115,6 +131,10 @@ class LookupDraft(Draft):
 
     def guess(self, ahead: int) -> tuple[list[int], Tensor | None]:
         return self.spec.find(self.row.all, ahead), None
+
+    @property
+    def nbytes(self) -> int:
+        return 0
 
 
 @final
@@ -158,6 +178,10 @@ class ModelDraft(Draft):
             logits = self.reader.read([token])
         self.choice.constraints = before
         return guesses, None if self.choice.sampling.greedy or not drawn else torch.cat(drawn)
+
+    @property
+    def nbytes(self) -> int:
+        return self.reader.state.nbytes
 
     def _add(self, token: int) -> None:
         self.choice.constraints.add(torch.tensor([token], device=self.writer.device), [token])

@@ -30,6 +30,7 @@ from brickformer.generate.settings import GREEDY, UNTIL, Sampling, Stop
 from brickformer.generate.writer import Prompt, Writer, evaluating
 from brickformer.models import AnyModel
 
+SAMPLES: Final = 2**20  # answers to a prompt in one call: all are kept until it returns
 _LEAVE: Final = 8  # finished rows leave once they are an eighth of the batch: to leave is a copy of the whole cache
 
 
@@ -48,14 +49,15 @@ def generate(
     """Answers to prompts: `samples` of each, in order.
 
     prompts: ids, or texts for the writer's tokenizer; of a decoder the text so far, of an encoder-decoder the source.
-    seeds: one a prompt, instead of sampling.seed for all. batch: rows at once. prefix: a prompt read before, which
-    every prompt goes on from. A prompt that cannot be answered has a Result with the error; the others go on.
+    seeds: one a prompt, instead of sampling.seed for all. batch: rows at once; a prompt with more samples than that is
+    read again for every so many. prefix: a prompt read before, which every prompt goes on from. A prompt that cannot be
+    answered has a Result with the error; the others go on.
     Errors: BrickError for settings that fit no prompt.
     """
     writer = Writer.of(model)
     plan, stats = Plan.of(writer, sampling, stop), Stats()
     check_prompts(prompts, seeds)
-    check_count("generate", "samples", samples)
+    check_count("generate", "samples", samples, most=SAMPLES)
     check_count("generate", "batch", batch)
     if prefix is not None:
         prefix.check(writer)
@@ -69,12 +71,12 @@ def generate(
     at_once = max(1, batch // samples)
     with evaluating(writer.model):
         for i in range(0, len(ready), at_once):
-            run = Decoding(
-                [row for made in ready[i : i + at_once] for row in made], Feed(writer, stats, use_cache=use_cache)
-            )
-            run.start(samples, prefix)
-            while run.lanes:
-                run.step()
+            for first in range(0, samples, batch):  # more than once only for a prompt of more samples than fit
+                part = [made[first : first + batch] for made in ready[i : i + at_once]]
+                run = Decoding([row for made in part for row in made], Feed(writer, stats, use_cache=use_cache))
+                run.start(len(part[0]), prefix)
+                while run.lanes:
+                    run.step()
     return Generation([row.result for made in rows for row in made], stats)
 
 

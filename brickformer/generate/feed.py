@@ -4,8 +4,9 @@
     next    one more token a row    -> logits after it
     select  rows leave, are copied, or follow their beam
 
-Without a cache every call reads everything again. When the slots are full although no row is at its limit (padding
-takes slots too), the rows are packed again without the padding.
+Without a cache every call reads everything again. When the slots are full although no row is at its limit, the rows are
+packed again without the padding, which takes slots too, and into more slots: no more than `writer.SLOTS` are set aside
+for tokens that may never come.
 Shapes: B rows, T tokens, V vocabulary.
 """
 
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from brickformer.generate.prefix import Prefix
 from brickformer.generate.result import Stats
-from brickformer.generate.writer import Writer, smallest
+from brickformer.generate.writer import Writer, room
 from brickformer.mixers.cross import Memory
 from brickformer.state import StackState
 
@@ -82,9 +83,8 @@ class Feed:
             self.memory = self.writer.read(sources)
         ids, at = self.writer.pack(rows)
         if self.use_cache:
-            most = ids.shape[1] + more
-            self.capacity = smallest(most, self.writer.limit) or most
-            self.state = self.writer.init_state(len(rows), self.capacity)
+            self.capacity = room(self.writer, ids.shape[1], more)
+            self.state = self.writer.init_state(len(rows), self.capacity + self.writer.spare)
         h = decoder.hidden(ids, at, self.state, self.memory)
         self._weigh()
         return decoder.logits(h[:, -1:])[:, 0]
@@ -117,6 +117,7 @@ class Feed:
             self.state.select(rows)
         if self.memory is not None:
             self.memory = self.memory.select(rows)
+        self._weigh()
 
     def _weigh(self) -> None:
         if self.state is not None:

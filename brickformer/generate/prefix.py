@@ -1,32 +1,32 @@
 """Prefix: a prompt that has been read once, kept in memory or in a file, and continued many times.
 
-The file is safetensors: the tensors of the state, and in its header the tokens, the plain numbers of the state and a
-digest of the model. Nothing is unpickled, and a file made by another model is refused.
+The file is safetensors: the tensors of the state, and in its header the tokens, the plain numbers of the state, a
+digest of the model and a sum of all the rest. Nothing is unpickled; a file made by another model, cut off, or with one
+bit altered is refused. It is written whole or not at all, so that a process killed meanwhile leaves the older one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from brickformer.errors import BrickError, RunError, StateError
+from brickformer.files import read_tensors, write_tensors
 from brickformer.generate.writer import Prompt, Writer, WritingModel, evaluating, smallest
 from brickformer.mask import Span
 from brickformer.models import AnyModel
 from brickformer.state import KV, CacheType, StackState, State
 
-FORMAT: Final = "brickformer prompt 1"
+FORMAT: Final = "brickformer prompt 2"
+_AGAIN: Final = "Make it again with read_prompt(...).save(path)."
 _SAMPLES: Final = 1024  # numbers of each parameter that go into the digest
 
 
@@ -52,8 +52,13 @@ class Prefix:
         return [*self.tokens, *writer.more_ids(prompt, len(self.tokens))], self.source
 
     def check(self, writer: Writer) -> None:
-        """Errors: StateError when another model read the prompt."""
+        """Errors: StateError when another model read the prompt, or keeps its keys and values otherwise."""
         _same_model(self.digest, writer.model, "prefix")
+        if self.cache != writer.cache:
+            raise StateError(
+                f"prefix: keeps keys and values as {self.cache}, the writer as {writer.cache}. Use Writer(model, "
+                f"cache={self.cache!r})."
+            )
 
     def save(self, path: str | Path) -> None:
         """Write the file, whole or not at all. Errors: RunError when it cannot be written."""
@@ -69,34 +74,34 @@ class Prefix:
             ),
             "numbers": json.dumps(numbers),
         }
-        path = Path(path)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
         try:
-            save_file(tensors, partial, header)
-            os.replace(partial, path)
-        except (OSError, SafetensorError) as e:
-            partial.unlink(missing_ok=True)
-            raise RunError(f"{path}: cannot be written: {e}. The prompt is still in memory.") from None
+            write_tensors(Path(path), tensors, {**header, "sum": checksum(header, tensors)})
+        except RunError as e:
+            raise RunError(f"{e} The prompt is still in memory.") from None
 
     @staticmethod
     def load(path: str | Path, model: Writer | AnyModel) -> Prefix:
         """Read a file. Errors: StateError when it is not a whole prompt file, or was made by another model."""
         writer = Writer.of(model)
-        where, device = str(path), str(writer.device)
-        if not Path(path).is_file():
+        where = str(path)
+        if not Path(path).exists():
             raise StateError(f"{where}: no such file. Make it with read_prompt(...).save(path).")
         try:
-            with safe_open(path, framework="pt", device=device) as file:
-                header = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no iterator)
-        except (OSError, SafetensorError) as e:
-            raise StateError(f"{where}: not a whole safetensors file ({e}). Make it again.") from None
+            with open(path, "rb"):
+                tensors, header = read_tensors(Path(path))
+        except OSError as e:
+            raise StateError(f"{where}: cannot be read: {e.strerror}. Name a file that was made by save().") from None
+        except RunError:
+            raise StateError(f"{where}: not a whole safetensors file. {_AGAIN}") from None
         if header.get("format") != FORMAT:
-            raise StateError(f"{where}: got format {header.get('format')!r}, expected {FORMAT!r}. Make it again.")
+            raise StateError(f"{where}: got format {header.get('format')!r}, expected {FORMAT!r}. {_AGAIN}")
+        if header.pop("sum", "") != checksum(header, tensors):
+            raise StateError(f"{where}: damaged: it is not what was written. {_AGAIN}")
         _same_model(header.get("digest", ""), writer.model, where)
         try:
             prompt, numbers = json.loads(header["prompt"]), json.loads(header["numbers"])
             tokens, source, max_len, cache = (prompt[name] for name in ("tokens", "source", "max_len", "cache"))
+            tensors = {name: x.to(writer.device) for name, x in tensors.items()}
             state = writer.decoder.init_state(1, max_len, cache=cache)
             for name, part in _parts(state):
                 _fill(part, name, numbers[name], tensors)
@@ -104,7 +109,7 @@ class Prefix:
             return Prefix(tokens, source, state, tensors["logits"], max_len, header["digest"], cache)
         except (KeyError, TypeError, ValueError, RuntimeError) as e:
             what = f"{e}" if isinstance(e, BrickError) else f"damaged ({e!r:.200})."
-            raise StateError(f"{where}: {what} Make it again with read_prompt(...).save(path).") from None
+            raise StateError(f"{where}: {what} {_AGAIN}") from None
 
 
 @torch.inference_mode()
@@ -131,6 +136,15 @@ def digest(model: WritingModel) -> str:
         some = flat[:: max(1, len(flat) // _SAMPLES)]
         h.update(f"{name} {tuple(x.shape)} {x.dtype}".encode())
         h.update(some.to("cpu").contiguous().view(torch.uint8).numpy().tobytes())
+    return h.hexdigest()
+
+
+def checksum(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """A sum of everything in a prompt file: a bit that is not as it was written gives another one."""
+    h = hashlib.sha256(json.dumps(sorted(header.items())).encode())
+    for name, x in sorted(tensors.items()):
+        h.update(f"{name} {tuple(x.shape)} {x.dtype}".encode())
+        h.update(x.detach().to("cpu").contiguous().view(-1).view(torch.uint8).numpy().data)
     return h.hexdigest()
 
 

@@ -57,7 +57,7 @@ class Stats:
 
     steps: tokens after the first, all rows of a batch at once counted as one. calls: of the model after the prompt,
     fewer than steps where guesses of a draft are accepted; proposed, accepted: such guesses. cache_bytes: the most that
-    states held. compile_s: seconds of compilation, not in the others.
+    states held, a draft's included. compile_s: seconds of compilation, not in the others.
     """
 
     prompt_tokens: int = 0

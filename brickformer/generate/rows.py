@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from brickformer.errors import BrickError, RunError
+from brickformer.errors import BrickError, RunError, SpecError
 from brickformer.generate.prefix import Prefix
 from brickformer.generate.result import Finish, Result
 from brickformer.generate.sampling import Uniform
@@ -33,6 +33,7 @@ class Plan:
         stop.check_vocab(writer.vocab)
         if stop.texts and writer.tokenizer is None:
             raise BrickError("stop.texts: got strings, but no tokenizer to write text. Give Writer(model, tokenizer).")
+        _check_forced(sampling.forced, stop)
         return cls(sampling, stop, writer.limit, frozenset(stop.ids))
 
     def room(self, given: int) -> int:
@@ -115,6 +116,21 @@ def open_rows(
     return rows
 
 
+def _check_forced(forced: Sequence[int], stop: Stop) -> None:
+    """Errors: SpecError for forced tokens of which some could never be written."""
+    if len(forced) > stop.max_tokens:
+        raise SpecError(
+            f"sampling.forced: got {len(forced)} tokens for an answer of at most {stop.max_tokens} (stop.max_tokens). "
+            f"Raise it."
+        )
+    for at, token in enumerate(forced, 1):
+        if token in stop.ids and at < max(len(forced), stop.min_tokens):
+            raise SpecError(
+                f"sampling.forced: token {at} is {token}, at which an answer ends, but there is more to come (forced "
+                f"tokens, or stop.min_tokens). Put it last."
+            )
+
+
 def check_prompts(prompts: Sequence[Prompt], seeds: Sequence[int] | None = None) -> None:
     """Errors: BrickError for one text in place of a list of prompts, and for seeds that are not one each."""
     if isinstance(prompts, str):
@@ -127,10 +143,12 @@ def check_prompts(prompts: Sequence[Prompt], seeds: Sequence[int] | None = None)
         raise BrickError(f"generate: got {len(seeds)} seeds for {len(prompts)} prompts, expected one each.")
 
 
-def check_count(where: str, name: str, value: int) -> None:
-    """Errors: BrickError for what is no count of at least 1."""
+def check_count(where: str, name: str, value: int, *, most: int | None = None) -> None:
+    """Errors: BrickError for what is no count of at least 1, at most `most`."""
     if type(value) is not int or value < 1:
         raise BrickError(f"{where}: got {name}={value!r}, expected a whole number, at least 1.")
+    if most is not None and value > most:
+        raise BrickError(f"{where}: got {name}={value}, expected at most {most:,} in one call. Ask more than once.")
 
 
 def not_finite(result: Result) -> RunError:

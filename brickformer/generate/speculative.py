@@ -110,7 +110,7 @@ def _decode(writer: Writer, row: Row, guess: Draft, ahead: int, stats: Stats) ->
         stats.proposed += len(guesses)
         stats.accepted += taken
     stats.decode_s += time.perf_counter() - began
-    stats.cache_bytes = max(stats.cache_bytes, reader.state.nbytes)
+    stats.cache_bytes = max(stats.cache_bytes, reader.state.nbytes + guess.nbytes)
 
 
 def _verify(row: Row, choice: Choice, logits: Tensor, guesses: list[int], q: Tensor | None) -> int:

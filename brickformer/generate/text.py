@@ -37,10 +37,9 @@ class Detokenizer:
         if self.stopped:
             return ""
         self._ids.append(token)
-        now = self.tokenizer.decode(self._ids[self._from :])
-        if len(now) <= len(self._known) or now.endswith(UNFINISHED):
+        piece = self._new()
+        if not piece or piece.endswith(UNFINISHED):
             return ""
-        piece = now[len(self._known) :]
         self._from, self._read = self._read, len(self._ids)
         self._known = self.tokenizer.decode(self._ids[self._from : self._read])
         return self._release(piece, last=False)
@@ -49,11 +48,17 @@ class Detokenizer:
         """No more tokens: return what was held back."""
         if self.stopped:
             return ""
-        now = self.tokenizer.decode(self._ids[self._from :])
-        piece = now[len(self._known) :]
+        piece = self._new()
         self._from = self._read = len(self._ids)
         self._known = ""
         return self._release(piece, last=True)
+
+    def _new(self) -> str:
+        """The text of the tokens after the last piece."""
+        now = self.tokenizer.decode(self._ids[self._from :])
+        if now.startswith(self._known):
+            return now[len(self._known) :]
+        return self.tokenizer.decode(self._ids[self._read :])  # bytes that are none of a character spoil those before
 
     def _release(self, piece: str, *, last: bool) -> str:
         text = self._held + piece

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index
-from typing import final
+from typing import Final, final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from brickformer.embed import Embed
-from brickformer.errors import BrickError, DataError
+from brickformer.errors import BrickError, DataError, StateError
 from brickformer.generate.compile import Backend, CompiledStep
 from brickformer.generate.pack import Packed
 from brickformer.generate.result import Tokenizer
-from brickformer.mask import Span
+from brickformer.mask import EMPTY, Span
 from brickformer.mixers.cross import Memory
 from brickformer.models import AnyModel, DecoderModel, EncoderDecoderModel, EncoderModel
 from brickformer.state import CacheType, StackState, check_cache
@@ -29,6 +29,9 @@ Prompt = Sequence[int] | str
 """Ids, or text for the tokenizer."""
 
 WritingModel = DecoderModel | EncoderDecoderModel
+
+SLOTS: Final = 4096
+"""Slots that are set aside at most at the start, however long an answer may become."""
 
 
 @final
@@ -145,14 +148,29 @@ class Writer:
                 f"Shorten it."
             )
 
+    @property
+    def spare(self) -> int:
+        """Slots that are never written: one where a step that fills the last would have to be compiled anew."""
+        return 0 if self.compiled is None else 1
+
     def init_state(self, batch: int, max_len: int) -> StackState:
-        """An empty state of the decoder, its cache kept as asked for."""
+        """An empty state of the decoder, its cache kept as asked for. Errors: StateError: more than memory holds."""
         self.repack()
-        return self.decoder.init_state(batch, max_len, cache=self.cache)
+        if max_len < EMPTY:
+            try:
+                return self.decoder.init_state(batch, max_len, cache=self.cache)
+            except (RuntimeError, MemoryError) as e:
+                if not isinstance(e, MemoryError | torch.OutOfMemoryError) and "allocate" not in str(e):
+                    raise
+        raise StateError(
+            f"cache: got {batch} rows of {max_len} tokens, more than memory holds. Lower max_tokens, room or batch."
+        )
 
     def repack(self) -> None:
-        """A batch of answers begins: weights may have changed since the last one."""
+        """A batch of answers begins: weights may have changed since the last one, and modules too."""
         self._single = None
+        if self.compiled is not None:
+            self.compiled.renew()
 
     def step(self, ids: Int[Tensor, "B 1"], state: StackState) -> Float[Tensor, "B V"]:
         """Logits after one more token a row."""
@@ -188,6 +206,14 @@ class Writer:
 def positions(embed: Embed) -> int | None:
     """The most tokens an embedding can number; None without a limit."""
     return None if embed.position is None else embed.position.limit()
+
+
+def room(writer: Writer, tokens: int, more: int) -> int:
+    """Slots to set aside for `tokens` that are there and at most `more` to come; when these are full, ask again.
+
+    Twice as many each time: what is read again is then less than what is written."""
+    most = tokens + min(more, max(SLOTS, tokens))
+    return smallest(most, writer.limit) or most
 
 
 def smallest(*limits: int | None) -> int | None:

@@ -14,6 +14,10 @@ from brickformer.errors import SpecError, nearest
 Json = Mapping[str, Any]
 T = TypeVar("T")
 _MISSING: Final = object()
+LARGE: Final = 2**53
+"""No number of a configuration comes near."""
+MOST: Final = 10_000
+"""Layers, heads or experts: more are a broken file, and would be built for hours."""
 
 SILENT: Final = frozenset(
     """
@@ -24,7 +28,7 @@ SILENT: Final = frozenset(
     id2label label2id problem_type finetuning_task task_specific_params use_bfloat16 tf_legacy_loss
     summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
     output_router_logits router_aux_loss_coef aux_loss_alpha seq_aux router_jitter_noise ep_size
-    gradient_checkpointing slow_but_exact attn_implementation _attn_implementation _attn_implementation_internal
+    gradient_checkpointing attn_implementation _attn_implementation _attn_implementation_internal
     max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
     typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
     num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id
@@ -67,7 +71,10 @@ class Config:
     def architecture(self) -> str:
         """The class it was saved from, "LlamaForCausalLM"; empty where the file does not say."""
         named = self.data.get("architectures") or [""]
-        return str(named[0]) if isinstance(named, list) else ""
+        named = [named] if isinstance(named, str) else named
+        if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+            raise self.refuse("architectures", "a list of names")
+        return str(named[0])
 
     def refuse(self, name: str, expected: str, do: str = "") -> SpecError:
         """The error for a value that cannot be: where, got, expected, what to do."""
@@ -97,19 +104,33 @@ class Config:
                 raise self.refuse(other, f"{value!r}, as {name} says the same")
         if value is None and default is None:
             return cast(T, None)
-        if kind is float and type(value) is int:
+        if kind is float and type(value) is int and abs(value) < LARGE:
             value = float(value)
-        if type(value) is not kind:
+        absurd = isinstance(value, int | float) and not abs(value) < LARGE  # NaN is, too
+        if type(value) is not kind or absurd:
             raise self.refuse(name, {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "text"))
         return value
+
+    def count(self, names: str, default: Any = _MISSING) -> int:
+        """How many of something there are: layers, heads, experts. Errors: SpecError, for absurd numbers too."""
+        value = self.get(names, int, default)
+        if not 1 <= value <= MOST:
+            raise self.refuse(self._said(names), f"1 to {MOST}")
+        return value
+
+    def _said(self, names: str) -> str:
+        """The one of several names that the file has."""
+        return next(name for name in names.split("|") if name in self.data)
+
+    def optional(self, name: str, kind: type[T], absent: T | None) -> T | None:
+        """A field that may be null, as None, and means `absent` where it is not there at all."""
+        return self.get(name, kind, None) if name in self.data else absent
 
     def choice(self, names: str, choices: Mapping[str, T], default: str | None = None) -> T:
         """A field that is one of some words, as what it means to us. Errors: SpecError naming the nearest word."""
         value = self.get(names, str, _MISSING if default is None else default)
         if value not in choices:
-            raise self.refuse(
-                next(n for n in names.split("|") if n in self.data), f"a known one; {nearest(value, choices)}"
-            )
+            raise self.refuse(self._said(names), f"a known one; {nearest(value, choices)}")
         return choices[value]
 
     def only(self, name: str, *values: Any, do: str = "") -> None:

@@ -10,11 +10,13 @@ what the model computes, and it has to agree in every field.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, final
 
 from brickformer.errors import SpecError
+from brickformer.errors import nearest as nearest_name
 from brickformer.hf.families import FAMILIES
 from brickformer.hf.family import Family
 from brickformer.mixers.attention import Attention
@@ -28,6 +30,10 @@ from brickformer.positions import Rope, Yarn
 from brickformer.spec import Spec
 
 
+class FamilyError(SpecError):
+    """No published family computes what a model computes."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Fit:
@@ -37,34 +43,78 @@ class Fit:
     config: dict[str, Any]
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Near:
+    """The nearest that a family can say. spec: what it says. config: in its fields. apart: (path, asked for, said)."""
+
+    family: Family
+    config: dict[str, Any]
+    spec: ModelSpec
+    apart: tuple[tuple[str, Any, Any], ...]
+
+    @property
+    def fields(self) -> int:
+        """How many fields differ, those of several layers counted once."""
+        return len({re.sub(r"\.\d+", "", path) for path, _, _ in self.apart})
+
+
 def fit(spec: ModelSpec, only: str | None = None) -> Fit:
     """The first family, in the order of their list, that computes what `spec` computes. only: no other than this one.
 
-    Errors: SpecError naming the first brick that has no place in the nearest family, and the spec that would have.
+    Errors: FamilyError naming the first brick that has no place in the nearest one, and the spec that would have.
     """
-    nearest: tuple[int, str, list[tuple[str, Any, Any]]] | None = None
+    near = nearest(spec, only)
+    if not near.apart:
+        return Fit(near.family, near.config)
+    path, got, expected = near.apart[0]
+    if isinstance(got, Spec) or isinstance(expected, Spec):  # as they were written, defaults left out
+        got, expected = _at(spec, path), _at(near.spec, path)
+    more = f"; {near.fields - 1} more such fields" if near.fields > 1 else ""
+    raise FamilyError(
+        f"{path}: got {_short(got)}, which {'no published family' if only is None else f'no {only}'} has there. "
+        f"The nearest is {near.family.model_type}, with {_short(expected)}{more}: {_short(near.spec, 600)}. "
+        "Train that, or share the run folder itself."
+    )
+
+
+def _at(value: Any, path: str) -> Any:
+    """What stands at the end of a path."""
+    for step in path.split("."):
+        value = value[int(step)] if isinstance(value, tuple) else getattr(value, step)
+    return value
+
+
+def nearest(spec: ModelSpec, only: str | None = None) -> Near:
+    """The first family that says `spec`, else the one that has most of its bricks.
+
+    Errors: SpecError: `only` is no family; FamilyError: none is a model of this kind.
+    """
+    if only is not None and only not in FAMILIES:
+        raise SpecError(f"family: got {only!r}, expected a known one; {nearest_name(only, FAMILIES)}")
+    found: list[tuple[int, Near]] = []
+    asked = settled(spec)
     for name, family in FAMILIES.items():
         if not isinstance(spec, family.kind) or only not in (None, name):
             continue
         config = {**family.constant, **family.guess(spec)}
         try:
-            known = family.spec({"model_type": name, **config})
+            said = family.spec({"model_type": name, **config})
         except SpecError:
             continue  # not even its own guess: a model of another kind
-        apart = list(differences(settled(spec), settled(known)))
-        if not apart:
-            return Fit(family, config)
-        if nearest is None or len(apart) < nearest[0]:
-            nearest = len(apart), name, apart
-    if nearest is None:
-        raise SpecError(f"{spec.kind}: no published family is a model of this kind. Share the run folder itself.")
-    count, name, apart = nearest
-    path, got, expected = apart[0]
-    more = f"; {count - 1} more such fields" if count > 1 else ""
-    raise SpecError(
-        f"{path}: got {_short(got)}, which no published family has there. The nearest is {name}, with "
-        f"{_short(expected)}{more}: train it so, or share the run folder itself."
-    )
+        known = settled(said)
+        near = Near(family, config, said, tuple(differences(asked, known)))
+        if not near.apart:
+            return near
+        found.append((len(_kinds(asked) ^ _kinds(known)), near))
+    if not found:
+        who = "no published family is" if only is None else f"{only} is not"
+        raise FamilyError(f"{spec.kind}: {who} a model of this kind. Share the run folder itself.")
+    return min(found, key=lambda pair: (pair[0], pair[1].fields))[1]
+
+
+def _kinds(spec: Spec) -> set[str]:
+    return {part.kind for part in spec.parts()}
 
 
 def differences(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -136,6 +186,6 @@ def _settled(part: Any, dim: int, width: int | None = None) -> Any:
 _COMPUTES_NOTHING = {"dropout": 0.0, "backend": "auto"}
 
 
-def _short(value: Any) -> str:
+def _short(value: Any, most: int = 120) -> str:
     shown = repr(value)
-    return shown if len(shown) <= 120 else shown[:117] + "..."
+    return shown if len(shown) <= most else shown[: most - 3] + "..."

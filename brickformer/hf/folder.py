@@ -4,16 +4,20 @@
     model.safetensors.index.json              shards, and which tensor is in which
     pytorch_model.bin (.index.json)           the older form, unpickled with weights_only and nothing else
 
-Names, shapes and types come from the files' headers: all is compared with the model before a number is read.
+Names, shapes and types come from the files' headers: all is compared with the model before a number is read. A header
+is checked by the safetensors library; numbers are then read, not mapped: what is mapped counts as memory of this
+process until the system wants it back, and a model would seem to take twice its size.
+A file may be a link, wherever it leads: the hub's own cache consists of links.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Final, final
 
 import safetensors
 import torch
@@ -22,6 +26,7 @@ from torch import Tensor
 from brickformer.errors import RunError
 from brickformer.files import read_json
 
+FLOATS: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 WEIGHTS: Final = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -36,6 +41,10 @@ class Tensors(ABC):
         """The shape of one, its numbers unread."""
 
     @abstractmethod
+    def dtype(self, name: str) -> torch.dtype | str:
+        """The type of its numbers; as the file says it where no parameter can be of that type."""
+
+    @abstractmethod
     def read(self, name: str) -> Tensor:
         """One of them. It may lie in the file's own memory: copy what is kept."""
 
@@ -47,22 +56,44 @@ class SafeTensors(Tensors):
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._file: Any = safetensors.safe_open(path, framework="pt")
+            with safetensors.safe_open(path, framework="pt"):
+                pass  # whoever enters has read a header that agrees with itself and with the length of the file
+            with open(path, "rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(length))
         except FileNotFoundError:
             raise RunError(f"{path}: missing. The folder was copied in part; copy it again.") from None
         except (safetensors.SafetensorError, OSError) as e:
             reason = str(e).removeprefix("Error while deserializing header: ")
             raise RunError(f"{path}: broken ({reason}). It was cut off or copied in part; copy it again.") from None
-        self.names = list(self._file.keys())  # type: ignore[no-untyped-call]
+        header.pop("__metadata__", None)
+        self._header, self._begin = header, 8 + length
+        self.names = list(header)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """From the header."""
-        return tuple(self._file.get_slice(name).get_shape())
+        return tuple(self._header[name]["shape"])
+
+    def dtype(self, name: str) -> torch.dtype | str:
+        """From the header."""
+        word: str = self._header[name]["dtype"]
+        return FLOATS.get(word, word)
 
     def read(self, name: str) -> Tensor:
         """From the file."""
-        out: Tensor = self._file.get_tensor(name)
-        return out
+        begin, end = self._header[name]["data_offsets"]
+        numbers = bytearray(end - begin)
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self._begin + begin)
+                got = file.readinto(numbers)
+        except OSError as e:
+            raise RunError(f"{self.path}: cannot be read: {e.strerror or e}.") from None
+        if got != len(numbers):
+            raise RunError(f"{self.path}: broken: it ends within {name!r}. It was changed while it was read.")
+        dtype, shape = self.dtype(name), self.shape(name)
+        assert isinstance(dtype, torch.dtype), f"{name} of type {dtype} should have been refused"
+        return torch.frombuffer(numbers, dtype=dtype).view(shape) if numbers else torch.empty(shape, dtype=dtype)
 
 
 @final
@@ -83,14 +114,20 @@ class Pickled(Tensors):
                 f"{path}: cannot be read as weights alone ({str(e).splitlines()[0][:80]}). It is broken, or wants to "
                 "run code; take a checkpoint in safetensors."
             ) from None
-        if not isinstance(data, dict) or not all(isinstance(t, Tensor) for t in data.values()):
+        if not isinstance(data, dict) or not all(type(k) is str and isinstance(t, Tensor) for k, t in data.items()):
             raise RunError(f"{path}: holds more than named tensors. Take a checkpoint in safetensors.")
-        self._tensors: dict[str, Tensor] = data
+        self._tensors: dict[str, Tensor] = {name: tensor.detach() for name, tensor in data.items()}
         self.names = list(data)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of the tensor."""
         return tuple(self._tensors[name].shape)
+
+    def dtype(self, name: str) -> torch.dtype | str:
+        """Of the tensor; of one that is no plain array, what it is."""
+        tensor = self._tensors[name]
+        plain = tensor.layout is torch.strided and tensor.dtype in FLOATS.values()
+        return tensor.dtype if plain else f"{tensor.layout} of {tensor.dtype}".removeprefix("torch.strided of ")
 
     def read(self, name: str) -> Tensor:
         """The tensor itself."""
@@ -108,6 +145,8 @@ def open_folder(folder: Path) -> dict[str, Tensors]:
             return _sharded(folder, index)
         if (folder / name).is_file():
             file = _opened(folder / name)
+            if not file.names:
+                raise RunError(f"{file.path}: holds no tensor. Copy it again.")
             return dict.fromkeys(file.names, file)
     found = sorted(p.name for p in folder.iterdir() if p.suffix in (".safetensors", ".bin"))
     has = f"; it has {', '.join(found[:3])}" if found else ""
@@ -120,7 +159,7 @@ def _opened(path: Path) -> Tensors:
 
 def _sharded(folder: Path, index: Path) -> dict[str, Tensors]:
     places = read_json(index).get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
+    if not isinstance(places, dict) or not places or not all(isinstance(v, str) for v in places.values()):
         raise RunError(f"{index}: broken: no 'weight_map' of names in it. Copy the folder again.")
     for shard in sorted(set(places.values())):
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.(safetensors|bin)", shard):
@@ -133,6 +172,6 @@ def _sharded(folder: Path, index: Path) -> dict[str, Tensors]:
                 raise RunError(f"{file.path}: {name!r} is in {out[name].path.name} too. Copy the folder again.")
             out[name] = file
     for name, shard in places.items():
-        if name not in out:
+        if out.get(name) is not files[shard]:
             raise RunError(f"{folder / shard}: no tensor {name!r} in it, where {index.name} says it is. Copy it again.")
     return out

@@ -1,19 +1,21 @@
 """Read a checkpoint folder: config.json -> spec, tensors -> parameters, one at a time.
 
 The model is first built without numbers (`shapes.unfilled`): what bricks compute for themselves is there, each
-parameter waits. Names and shapes of all tensors are compared with the table before one is read; then every parameter
-of ours is made of its parts and put in its place. At any moment there is the model and at most one tensor more. Every
-tensor of the folder is used, or is a tied one stored twice and equal, or holds nothing (`Family.ignored`); else it is
-an error.
+parameter waits. Names, shapes and types of all tensors are compared with the table before one is read; then every
+parameter of ours is made of its parts and put in its place. At any moment there is the model and at most one tensor
+more. Every tensor of the folder is used, or is a tied one stored twice and equal, or holds nothing (`Family.ignored`);
+else it is an error.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +25,13 @@ from brickformer.files import read_json
 from brickformer.hf.config import Config
 from brickformer.hf.families import FAMILIES
 from brickformer.hf.family import Family
-from brickformer.hf.folder import Tensors, open_folder
+from brickformer.hf.folder import FLOATS, Tensors, open_folder
 from brickformer.hf.table import Line, Rule, Tie
 from brickformer.linear import FusedLinear
 from brickformer.models import AnyModel
 from brickformer.shapes import unfilled
+
+ROWS: Final = 1024
 
 
 @final
@@ -42,16 +46,20 @@ class Checkpoint:
 
 
 def load(path: Path | str, *, dtype: torch.dtype | None = None) -> Checkpoint:
-    """The checkpoint in a folder. dtype: of the parameters, default as they are stored.
+    """The checkpoint in a folder. dtype: of the parameters, default as they are stored, the widest of several types.
 
     Errors: SpecError for a configuration, RunError for files, that cannot be used; nothing is left half read.
     """
     folder = Path(path).expanduser()
     family, data = family_of(folder)
     files = open_folder(folder)
-    spec = family.spec(data, str(folder / "config.json"), files)
-    model = unfilled(spec)
-    fill(model, list(family.table(spec)), files, family, dtype)
+    where = str(folder / "config.json")
+    spec = family.spec(data, where, files)
+    try:
+        model, table = unfilled(spec), list(family.table(spec))
+    except (RuntimeError, MemoryError, OverflowError):  # torch cannot even count its numbers
+        raise SpecError(f"{where}: no model of these sizes can be built: one of them is absurd. Correct it.") from None
+    fill(model, table, files, family, dtype)
     return Checkpoint(model.eval(), data, family, folder)
 
 
@@ -72,7 +80,10 @@ def family_of(folder: Path) -> tuple[Family, dict[str, Any]]:
 def fill(
     model: nn.Module, table: Iterable[Line], files: Mapping[str, Tensors], family: Family, dtype: torch.dtype | None
 ) -> None:
-    """Give every parameter of `model` its numbers. Errors: RunError naming the tensor: missing, extra, shape, NaN."""
+    """Give every parameter of `model` its numbers; dtype None: of the widest type among them.
+
+    Errors: RunError naming the tensor: missing, extra, shape, type, NaN, a tie that is none.
+    """
     lines = list(table)
     if not any(name.startswith(family.body) for name in files):
         # saved from the body alone
@@ -84,18 +95,19 @@ def fill(
     own = model.state_dict(keep_vars=True)
     where = next(iter(files.values())).path.parent
     plan = [(rule, *_layout(rule, own[rule.ours], model)) for rule in rules]
-    _compare(plan, ties, files, family, where)
+    stored = _compare(plan, ties, files, family, where)
+    for tie in ties:
+        if tie.name in files and not _alike(files[tie.name].read(tie.name), files[tie.of].read(tie.of)):
+            raise RunError(
+                f"{files[tie.name].path}: {tie.name!r} and {tie.of!r} are tied, but their values differ. Remove the "
+                "one that is wrong, or set tie_word_embeddings to false in config.json."
+            )
+    dtype = dtype or reduce(torch.promote_types, stored)
     places = _places(model)
     for rule, sizes, shapes in plan:
         made = _made(rule, own[rule.ours], sizes, shapes, files, dtype)
         for name in (rule.ours, *rule.copies):
             _put(places[id(own[name])], made if name == rule.ours else made.clone())
-    for tie in ties:
-        if tie.name in files and not torch.equal(files[tie.name].read(tie.name), files[tie.of].read(tie.of)):
-            raise RunError(
-                f"{files[tie.name].path}: {tie.name!r} and {tie.of!r} are tied, but their values differ. Remove the "
-                "one that is wrong, or set tie_word_embeddings to false in config.json."
-            )
     left = [name for name, tensor in model.state_dict().items() if tensor.is_meta]
     assert not left, f"the table of {family.model_type} forgets {left}"
 
@@ -121,7 +133,18 @@ def parts(rule: Rule, own: Tensor, model: nn.Module) -> tuple[int, ...]:
     return owner.parts
 
 
-def _compare(plan: Plan, ties: list[Tie], files: Mapping[str, Tensors], family: Family, where: Path) -> None:
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Equal, in whatever type each is stored; what is no number equals itself, and is refused later."""
+    if a.dtype != b.dtype:
+        a, b = (t.to(torch.promote_types(a.dtype, b.dtype)) for t in (a, b))
+    return torch.equal(a, b) or (a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8)))
+
+
+def _compare(
+    plan: Plan, ties: list[Tie], files: Mapping[str, Tensors], family: Family, where: Path
+) -> set[torch.dtype]:
+    """Names, shapes and types against the model's. The types that are there."""
+    stored: set[torch.dtype] = set()
     wanted = {name: shape for rule, _, shapes in plan for name, shape in zip(rule.theirs, shapes, strict=True)}
     extra = [name for name in files if name not in wanted and name not in {tie.name for tie in ties}]
     extra = [name for name in extra if not any(re.fullmatch(pattern, name) for pattern in family.ignored)]
@@ -131,12 +154,21 @@ def _compare(plan: Plan, ties: list[Tie], files: Mapping[str, Tensors], family: 
         got = files[name].shape(name)
         if got != shape:
             raise RunError(f"{files[name].path}: {name!r} has shape {got}, expected {shape} by config.json.")
+    for name in [*wanted, *(tie.name for tie in ties if tie.name in files)]:
+        dtype = files[name].dtype(name)
+        if isinstance(dtype, str):
+            raise RunError(
+                f"{files[name].path}: {name!r} is of type {dtype}, expected one of {', '.join(FLOATS)}: its numbers "
+                "are packed. Take the checkpoint they were made from."
+            )
+        stored.add(dtype)
     if extra:
         more = f" (and {len(extra) - 1} more)" if len(extra) > 1 else ""
         raise RunError(
             f"{files[extra[0]].path}: {extra[0]!r}{more} belongs to no part of a {family.model_type} of this "
             f"config.json; {nearest(extra[0], wanted)}"
         )
+    return stored
 
 
 def _made(
@@ -145,24 +177,22 @@ def _made(
     sizes: tuple[int, ...],
     shapes: list[tuple[int, ...]],
     files: Mapping[str, Tensors],
-    dtype: torch.dtype | None,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """One parameter of ours, part by part. Errors: RunError: numbers that are none."""
+    """One parameter of ours, part by part. Errors: RunError, as `_numbers`."""
     out: Tensor | None = None
     start = 0
     for name, size in zip(rule.theirs, sizes, strict=True):
-        part = files[name].read(name)
-        if part.is_floating_point() and not bool(torch.isfinite(part).all()):
-            bad = int((~torch.isfinite(part)).sum())
-            raise RunError(f"{files[name].path}: {name!r} holds {bad} values that are NaN or infinite. Copy it again.")
+        part = _numbers(files[name], name, dtype)
         if rule.turned:
             part = part.T
         if rule.row:
             part = part[0]
         if out is None:
-            out = torch.empty(own.shape, dtype=dtype if dtype and part.is_floating_point() else part.dtype)
+            out = torch.empty(own.shape, dtype=dtype)
         if rule.to is not None:
-            out[rule.to[start : start + size]] = part.to(out.dtype)
+            for rows in torch.arange(size).split(ROWS):  # a few at a time: another type makes a copy of them
+                out[rule.to[start + rows]] = part[rows].to(dtype)
         elif own.ndim:
             out[start : start + size].copy_(part)
         else:
@@ -170,6 +200,21 @@ def _made(
         start += size
     assert out is not None
     return out
+
+
+def _numbers(file: Tensors, name: str, dtype: torch.dtype) -> Tensor:
+    """One of theirs. Errors: RunError: numbers that are none, or that `dtype` cannot hold."""
+    part = file.read(name)
+    if part.numel():
+        low, high = map(float, torch.aminmax(part))  # unlike isfinite, it makes no copy
+        if not (math.isfinite(low) and math.isfinite(high)):
+            bad = int((~torch.isfinite(part)).sum())
+            raise RunError(f"{file.path}: {name!r} holds {bad} values that are NaN or infinite. Copy it again.")
+        if max(-low, high) > torch.finfo(dtype).max:
+            raise RunError(
+                f"{file.path}: {name!r} holds {max(-low, high):.3g}, too much for {dtype}. Take a wider type."
+            )
+    return part
 
 
 def _places(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:

@@ -80,10 +80,13 @@ def _yarn(inside: Config, config: Config) -> Yarn:
 
 
 def _original(inside: Config, config: Config) -> int:
-    """The length of training: beside the scaling, in it, or the longest length."""
+    """The length of training: in the scaling, else the longest length. What is said beside it has to be the same."""
     own = inside.get("original_max_position_embeddings", int, None)
     beside = config.get("original_max_position_embeddings", int, None)
-    return beside or own or config.get("max_position_embeddings", int)
+    length = own or config.get("max_position_embeddings", int)
+    if beside not in (None, length):
+        raise config.refuse("original_max_position_embeddings", f"{length}, as rope_scaling says, or nothing")
+    return length
 
 
 def sharpened(factor: float, strength: float = 1.0) -> float:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from brickformer.errors import RunError
-from brickformer.files import write_json, write_whole, writing
+from brickformer.files import flush, write_json, write_whole, writing
 from brickformer.hf.families import FAMILIES
 from brickformer.hf.family import Family
 from brickformer.hf.fit import differences, fit, settled
@@ -30,6 +30,8 @@ from brickformer.models import AnyModel
 
 SHARD: Final = 4 * 10**9
 """Bytes in one file; more go into shards with an index."""
+_OF_TOKENIZER: Final = ("bos_token_id", "eos_token_id", "decoder_start_token_id", "forced_eos_token_id")
+"""Ids that the tokenizer decides; where padding is, some families count positions from."""
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float64: "float64"}
 
 
@@ -61,7 +63,7 @@ def save(
     RunError: a folder that holds something, a disk that is full, logits that are off. Nothing is left then.
     """
     target = Path(path).expanduser()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
         raise RunError(f"{target}: is there already. Name a new folder.")
     chosen, config = configuration(model, like, extra or {}, family)
     part = target.with_name(f".{target.name}.part")
@@ -71,13 +73,16 @@ def save(
             part.mkdir(parents=True)
         write_json(part / "config.json", config)
         for name, text in (files or {}).items():
+            (part / name).parent.mkdir(exist_ok=True)
             write_whole(part / name, text.encode())
         _write_tensors(part, theirs(model, chosen), shard)
         check = compare(model, load(part).model, part)
         with writing(target):
             if target.is_dir():
                 target.rmdir()
+            flush(part)
             part.rename(target)
+            flush(target.parent)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
@@ -108,7 +113,8 @@ def configuration(
         "eos_token_id": None,
         "pad_token_id": None,
     }
-    return found.family, config | dict(extra) | found.config
+    own = {name: id for name, id in extra.items() if name in _OF_TOKENIZER and id is not None}
+    return found.family, config | dict(extra) | found.config | own
 
 
 def _says(family: Family, like: Mapping[str, Any], model: AnyModel) -> bool:
@@ -131,12 +137,17 @@ def _dtype(model: AnyModel) -> str:
 def theirs(model: AnyModel, family: Family) -> Iterator[tuple[str, Tensor]]:
     """The tensors of the checkpoint, name by name; views of ours where no row moves.
 
-    Errors: RunError: copies of one tensor that have come to differ.
+    Errors: RunError: copies of one tensor that have come to differ; a tensor that is kept otherwise.
     """
     own = model.state_dict()
     for rule in family.table(settled(model.spec)):
         if not isinstance(rule, Rule):
             continue  # a tied tensor is written once
+        if rule.ours not in own:
+            raise RunError(
+                f"{rule.ours}: no such tensor in the model. Is it quantized? Export the run that it was made from; "
+                "--to gguf has --dtype q8_0 and q4_0."
+            )
         whole = own[rule.ours].detach()
         for copy in rule.copies:
             if not torch.equal(own[copy], whole):
@@ -155,20 +166,22 @@ def _write_tensors(folder: Path, tensors: Iterator[tuple[str, Tensor]], limit: i
     held: dict[str, Tensor] = {}
     size = total = 0
 
-    def flush() -> None:
+    def put() -> None:
         temporary = folder / f"part-{len(written)}"
         with writing(temporary):
             safetensors.torch.save_file(held, temporary, metadata={"format": "pt"})
+            temporary.chmod((folder / "config.json").stat().st_mode)  # it is made for its owner alone
+            flush(temporary)
         written.append((temporary, list(held)))
         held.clear()
 
     for name, tensor in tensors:
         if held and size + tensor.nbytes > limit:
-            flush()
+            put()
             size = 0
         held[name] = tensor.cpu().contiguous().clone() if tensor.numel() else tensor
         size, total = size + tensor.nbytes, total + tensor.nbytes
-    flush()
+    put()
     if len(written) == 1:
         written[0][0].rename(folder / "model.safetensors")
         return

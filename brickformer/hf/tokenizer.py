@@ -22,6 +22,9 @@ MAIN: Final = "tokenizer.json"
 BESIDE: Final = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json")
 OLDER: Final = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "source.spm")
 
+NO_WORD: Final = "no such token"
+"""With spaces in it: neither a character nor a word."""
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -67,12 +70,23 @@ def _made_anew(folder: Path, older: str) -> str:
         raise DataError(f"{folder}: no {MAIN}, and transformers cannot make one of {older} ({reason}).") from None
 
 
+def _unread(name: str, tokens: Sequence[str], *, words: bool) -> str:
+    """A name for a special token: there, one that stands in a text would be taken for the token."""
+    known = set(tokens)
+    for made in (f"<{name}>", f"<|{name}|>", f"<\u2060{name}\u2060>"):
+        if made not in known if words else not set(made) <= known:
+            return made
+    raise DataError(
+        f"tokenizer: every name for its special token {name!r} can be written with its {len(tokens)} tokens."
+    )
+
+
 def plain_tokenizer(tokens: Sequence[str], *, words: bool, first: int = 0) -> TokenizerFiles:
     """A tokenizer whose tokens are characters, or words between spaces.
 
-    first: the id of the first of them; those before it are <pad>, <bos>, <eos>.
+    first: the id of the first of them; those before it are <pad>, <bos>, <eos>, or names that no text is read as.
     """
-    specials = ["<pad>", "<bos>", "<eos>"][:first]
+    specials = [_unread(name, tokens, words=words) for name in ("pad", "bos", "eos")][:first]
     by_character = {
         "type": "Split",
         "pattern": {"Regex": r"[\s\S]"},
@@ -98,16 +112,20 @@ def plain_tokenizer(tokens: Sequence[str], *, words: bool, first: int = 0) -> To
         "normalizer": None,
         "pre_tokenizer": {"type": "WhitespaceSplit"} if words else by_character,
         "post_processor": None,
-        "decoder": {"type": "WordPiece", "prefix": "\x00", "cleanup": False} if words else {"type": "Fuse"},
+        "decoder": {"type": "WordPiece", "prefix": NO_WORD, "cleanup": False} if words else {"type": "Fuse"},
         "model": {
             "type": "WordLevel",
             "vocab": {token: i for i, token in enumerate((*specials, *tokens))},
-            "unk_token": "\x00",
+            "unk_token": NO_WORD,
         },
     }
-    beside: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    beside: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],  # decoders refuse segments, which are all 0 here
+    }
     if specials:
-        beside |= {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
+        beside |= dict(zip(("pad_token", "bos_token", "eos_token"), specials, strict=True))
     texts = {MAIN: data, "tokenizer_config.json": beside}
     files = {name: json.dumps(value, ensure_ascii=False, indent=2) + "\n" for name, value in texts.items()}
     return TokenizerFiles(files, 1 if specials else None, (2,) if specials else ())

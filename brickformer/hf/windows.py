@@ -18,7 +18,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 def read_windows(config: Config, depth: int, *, default: Callable[[int], bool]) -> list[int | None]:
     """default: whether layer i has a window where no layer_types say so. Errors: SpecError: another type, no window."""
-    window = config.get("sliding_window", int, None)
+    window = config.optional("sliding_window", int, 4096)
     kinds = config.get("layer_types", list, None)
     if kinds is None:
         slides = [default(i) for i in range(depth)]

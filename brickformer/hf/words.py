@@ -33,7 +33,7 @@ def activation_word(ours: Activation, gelu_tanh: str = "gelu_pytorch_tanh") -> s
 
 def sizes(config: Config) -> tuple[int, int, int]:
     """(V, D, number of layers), by their usual names."""
-    return config.get("vocab_size", int), config.get("hidden_size", int), config.get("num_hidden_layers", int)
+    return config.get("vocab_size", int), config.get("hidden_size", int), config.count("num_hidden_layers")
 
 
 def attention_of(spec: Spec) -> Attention:

@@ -38,6 +38,18 @@ def distance_from(before: Tensor, *, logits: bool) -> Callable[[Tensor], float]:
     return lambda after: float((p * (log_p - after.double().log_softmax(-1))).nansum(-1).mean().clamp_min(0.0))
 
 
+def answers(out: Any) -> tuple[Tensor, bool] | None:
+    """What a model answers, and whether it says that these are logits."""
+    if isinstance(out, Tensor):
+        return out, False
+    logits = getattr(out, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits, True
+    parts = list(out.values()) if isinstance(out, dict) else list(out) if isinstance(out, tuple | list) else []
+    first = next((x for x in parts if isinstance(x, Tensor) and x.is_floating_point() and x.ndim >= 2), None)
+    return None if first is None else (first, False)
+
+
 @contextmanager
 def without(module: nn.Module, head: int | None) -> Any:
     """The model while one head of an `Attend` (or all that a mixer says) is zeros."""
@@ -72,7 +84,7 @@ def contributions(model: nn.Module, maps: Iterable[Map], run: Run, *, logits: bo
         attend = modules.get(f"{path}.attend")
         values = []
         if isinstance(attend, Attend):
-            for head in range(m.heads):
+            for head in m.places:
                 with without(attend, head):
                     values.append(moved(run()))
         elif path in modules:

@@ -6,17 +6,21 @@
     feed-forward, head   their linear maps                   embedding, norms, activations: not counted
     value residual       the first layer's q, k, v once more, for their values
     mixture of experts   router + k experts                   the k that a token uses
+    LSTM                  8 · H·(in + H)                      four gates
     cache                2 · G·K · bytes of a number         keys and values
 
 Counted are matrix products and attention, as `torch.utils.flop_counter` does: the rest is bound by memory. A brick
-without a formula here (one of your own) is measured with that counter on a device without data.
+without a formula here (one of your own) is measured with that counter on a device without data: one token, read after
+all others.
 
 Shapes: H heads, G key/value heads, K head width, D model width, S keys: at most the window of the mask.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,8 +33,10 @@ from brickformer.mask import Span
 from brickformer.mixers.attention import AttentionMixer
 from brickformer.mixers.base import Mixer
 from brickformer.mixers.cross import CrossAttention
+from brickformer.mixers.lstm import LSTMMixer
 from brickformer.mixers.shortconv import ShortConvMixer
 from brickformer.moe import MoEFeedForward
+from brickformer.state import KV, State
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,10 @@ def cost(module: nn.Module, tokens: int, dim: int) -> Cost:
                 source_flops=once.flops,
                 source_kv_bytes=module.kv.out_features * _bytes(module),
             )
-        case MLPFeedForward() | GLUFeedForward() | ShortConvMixer():
+        case nn.LSTM():
+            weights = (p for name, p in module.named_parameters() if name.startswith("weight"))
+            return Cost(flops=sum(2 * w.numel() for w in weights))
+        case MLPFeedForward() | GLUFeedForward() | ShortConvMixer() | LSTMMixer():
             return _parts(module, tokens, dim)
         case MoEFeedForward():
             k, expert = module.router.top_k, cost(module.experts[0], tokens, dim)
@@ -116,21 +125,34 @@ def _bytes(module: nn.Module) -> int:
 
 
 def _measured(module: Mixer | FeedForward, tokens: int, dim: int) -> Cost:
-    """A brick without a formula: run once, counted; its cache is what the state grows by."""
+    """A brick without a formula: its last token is read and counted, after `tokens` - 1 others; its cache is what one
+    token more takes. A mixer that sees both ways reads them all at once, and a token costs its share.
+    """
     first = next(module.parameters(), torch.empty(0))
+    kind: dict[str, Any] = {"device": first.device, "dtype": first.dtype}
     try:
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            x = torch.empty(1, tokens, dim, device=first.device, dtype=first.dtype)
+        with torch.no_grad():
+            x = torch.empty(1, tokens, dim, **kind)
             if isinstance(module, FeedForward):
-                module(x)
-                return Cost(flops=counter.get_total_flops() // tokens)
-            module(x, Span(0, tokens))
-        kv_bytes = 0
-        if module.causal:
-            less, more = (
-                module.init_state(1, n, device=first.device, dtype=first.dtype).nbytes for n in (tokens, 2 * tokens)
-            )
-            kv_bytes = (more - less) // tokens
+                return Cost(flops=_counted(lambda: module(x[:, -1:])))
+            if not module.causal:
+                return Cost(flops=_counted(lambda: module(x, Span(0, tokens))) // tokens)
+            state = module.init_state(1, tokens, **kind)
+            if tokens > 1:
+                module(x[:, :-1], Span(0, tokens - 1), state)
+            flops = _counted(lambda: module(x[:, -1:], Span(tokens - 1, 1), state))
+            one, two = (_held(module.init_state(1, n, **kind)) for n in (1, 2))
+            return Cost(flops=flops, kv_bytes=two - one)
     except Exception:  # whatever somebody else's brick raises: its cost is unknown, and the report says so
         return Cost(known=False)
-    return Cost(flops=counter.get_total_flops() // tokens, kv_bytes=kv_bytes)
+
+
+def _held(state: State) -> int:
+    """Bytes of what is kept of tokens; a cache also notes where they are."""
+    return state.nbytes - (state.pos.nbytes if isinstance(state, KV) else 0)
+
+
+def _counted(run: Callable[[], object]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()

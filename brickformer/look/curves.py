@@ -54,7 +54,7 @@ def curves_data(records: Sequence[Record], title: str, *, steps: int, live: bool
     done = int(records[-1]["step"]) if records else 0
     return {
         "title": readable(title, 120),
-        "about": {"en": f"step {done:,} of {steps:,}", "zh": f"第 {done:,} 步,共 {steps:,} 步"},
+        "about": {"en": f"step {done:,} of {steps:,}", "zh": f"第 {done:,} 步，共 {steps:,} 步"},
         "left_out": [{"en": en, "zh": zh} for en, zh in left],
         "charts": charts,
         "missing": missing if records else [],

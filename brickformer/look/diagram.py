@@ -18,11 +18,12 @@ from brickformer.embed import Embedding
 from brickformer.feedforward import FeedForward
 from brickformer.layers import Layer, Residual, Stack, StackLayer
 from brickformer.look.amounts import amount, cut
+from brickformer.look.label import labelled
 from brickformer.look.tree import describe
 from brickformer.mixers.cross import CrossAttention
 from brickformer.models import AnyModel, DecoderModel, EncoderDecoderModel, EncoderModel
 
-WIDTH: Final = 300  # of a box
+WIDTH: Final = 330  # of a box
 COLUMN: Final = 400
 BOX, SMALL, GAP, NAMED_GAP = 48, 26, 16, 34  # heights
 
@@ -115,8 +116,9 @@ def diagram(model: AnyModel, title: str) -> str:
             x = COLUMN + 62
             for y, left in reads:
                 d.path(f"M220,{end} V{end + 22} H{x} V{y} H{left}", "memory", arrow=True)
-            d.text(228, end + 40, f"memory B × S × {t.spec.dim}, read by cross-attention", "quiet blue", "start")
-            d.bottom = max(d.bottom, end + 50)
+            d.text(228, end + 40, f"memory B × S × {t.spec.dim}", "quiet blue", "start")
+            d.text(228, end + 57, "read by cross-attention", "quiet blue", "start")
+            d.bottom = max(d.bottom, end + 67)
         case DecoderModel() | EncoderModel():
             _column(d, 220, 66, model, "T", "ids")
     size = sum(p.numel() for p in model.parameters())
@@ -143,8 +145,10 @@ def _column(
     y = _box(d, x, y, "embedding", f"{describe(embed.tokens)}{_position(embed)}", embed)
     y = _arrow(d, x, y, stream)
     frames = groups(specs)
+    if stack.loops > 1 and len(frames) > 1:  # all of them go round together
+        frames = [Group(1, list(frames))]
     for i, group in enumerate(frames):
-        y = _group(d, x, y, group, stack, specs, reads, stack.loops if len(frames) == 1 else 1, depth=0)
+        y = _group(d, x, y, group, stack, specs, reads, stack.loops, depth=0)
         if i < len(frames) - 1 or not _is_nothing(stack.norm):
             y = _arrow(d, x, y)
     if not _is_nothing(stack.norm):
@@ -176,8 +180,8 @@ def _group(
     """A frame with what is inside; none around a single layer that stands alone."""
     top, place = y, len(d.parts)
     nested = any(isinstance(inside, Group) for inside in group.inside)
-    y += 26 if nested else 14
-    d.path(f"M{x},{top} V{y + 4}")
+    y += 28 if nested or group.times > 1 or loops > 1 else 14
+    d.path(f"M{x},{top} V{y}")
     for i, inside in enumerate(group.inside):
         if i:
             y = _arrow(d, x, y)
@@ -194,7 +198,7 @@ def _group(
     d.parts.insert(place, frame)
     times = f"× {group.times}" + (f", {loops} rounds" if loops > 1 else "")
     if group.times > 1 or loops > 1:
-        d.text(x + half - 10, top + 17, times, "name", "end")
+        d.text(x + half - 10, top + 17, times if group.times > 1 else f"{loops} rounds", "name", "end")
     return y
 
 
@@ -203,9 +207,9 @@ def _layer(d: Drawing, x: float, y: float, layer: StackLayer, spec: Layer, reads
     branches = layer.branches()
     if spec.arrange != "serial":
         return _beside(d, x, y, branches, spec)
-    for i, (around, brick) in enumerate(branches):
+    for around, brick in branches:
         begin = y
-        y = _arrow(d, x, y) if i else y + 4
+        y = _arrow(d, x, y)
         y = _norms(d, x, y, around.into)
         middle = y + BOX / 2
         y = _brick(d, x, y, brick, spec)
@@ -220,7 +224,7 @@ def _layer(d: Drawing, x: float, y: float, layer: StackLayer, spec: Layer, reads
 def _beside(d: Drawing, x: float, y: float, branches: list[tuple[Residual, nn.Module]], spec: Layer) -> float:
     """Mixer and feed-forward side by side."""
     begin, half = y, WIDTH / 2 - 5
-    y += 4
+    y = _arrow(d, x, y)
     shared = branches[0][0] is branches[1][0]
     if shared:
         y = _norms(d, x, y, branches[0][0].into)
@@ -237,20 +241,8 @@ def _brick(d: Drawing, x: float, y: float, brick: nn.Module, spec: Layer, width:
     if isinstance(brick, CrossAttention):
         return _box(d, x, y, "cross-attention", describe(brick), brick, "mixer", width)
     feeds = isinstance(brick, FeedForward)
-    kind = spec.ffn.kind if feeds and spec.ffn else spec.mixer.kind
-    said = [describe(brick), *(describe(m) for name, m in brick.named_children() if name == "attend")]
-    if feeds or not any(said):
-        said.append(_hidden(brick))
-    said = [text for text in said if text and text not in (type(brick).__name__, kind.upper())]
-    return _box(d, x, y, kind, ", ".join(said), brick, "box" if feeds else "mixer", width)
-
-
-def _hidden(brick: nn.Module) -> str:
-    """How wide it is inside: the shapes of its first and its last product."""
-    products = [m for m in brick.modules() if isinstance(m, nn.Linear)]
-    return (
-        "" if not products else f"{products[0].in_features} → {products[-1].in_features} → {products[-1].out_features}"
-    )
+    kind, said = labelled(brick, spec.ffn.kind if feeds and spec.ffn else spec.mixer.kind, feeds=feeds)
+    return _box(d, x, y, kind, said, brick, "box" if feeds else "mixer", width)
 
 
 def _norms(d: Drawing, x: float, y: float, norm: nn.Module, *, before: bool = True, width: float = WIDTH) -> float:
@@ -264,7 +256,8 @@ def _norms(d: Drawing, x: float, y: float, norm: nn.Module, *, before: bool = Tr
 
 def _norm(d: Drawing, x: float, y: float, norm: nn.Module, width: float = WIDTH) -> float:
     d.rect(x - width / 2, y, width, SMALL, "norm")
-    said = ", ".join(describe(m) or type(m).__name__ for m in ([*norm] if isinstance(norm, nn.Sequential) else [norm]))
+    parts = [m for m in norm if not _is_nothing(m)] if isinstance(norm, nn.Sequential) else [norm]
+    said = ", ".join(describe(m) or type(m).__name__ for m in parts)
     d.text(x, y + 17, said, "quiet")
     return y + SMALL
 

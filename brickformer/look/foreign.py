@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final, final
 
 import torch
@@ -24,14 +25,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from brickformer.errors import DataError
-from brickformer.look.ablate import REMOVALS, distance_from
-from brickformer.look.maps import MOST, TILE, Pick, Sheet, left_out, picked
+from brickformer.look.ablate import REMOVALS, answers, distance_from
+from brickformer.look.maps import MOST, TILE, Pick, Sheet, elsewhere, left_out, picked
 from brickformer.look.view import View, fitting
 
 _SOFTMAX: Final = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
 _PRODUCT: Final = {torch.matmul, torch.bmm, Tensor.matmul, Tensor.bmm, Tensor.__matmul__, torch.einsum}
-_READS: Final = ("cross", "encoder_attn", "multihead_attn", "encdec")
-"""Parts of the names under which torch.nn and transformers keep attention to an encoder."""
+_READS: Final = ("cross", "encoder_attn", "multihead_attn", "encdec", "enc_dec", "src_attn")
+"""Parts of the names under which torch.nn, transformers and many others keep attention to an encoder."""
 
 
 @final
@@ -42,6 +43,7 @@ class Sees(TorchFunctionMode):
         super().__init__()
         self.names, self.pick, self.ids, self.source = names, pick, ids, source
         self.sheets: list[Sheet] = []
+        self.paths: list[str] = []  # of all attention that was met, asked for or not
         self.remove: tuple[int, int] | None = None
         self._calls = 0
         self._waiting: list[tuple[Tensor, str]] = []  # results of softmax over three axes
@@ -60,7 +62,7 @@ class Sees(TorchFunctionMode):
         if func in _SOFTMAX and isinstance(out, Tensor) and _over_last(out, args, kwargs):
             if out.ndim == 4:
                 out = self._note(out, None)
-            elif out.ndim == 3:
+            elif out.ndim in (2, 3):
                 self._waiting.append((out, self.names.now))
         return out
 
@@ -114,9 +116,11 @@ class Sees(TorchFunctionMode):
         return args
 
     def _note_softmax(self, weights: Tensor) -> Tensor:
-        """Three axes, and multiplied: (B, T, S) of one head, or the heads folded into the batch."""
+        """Multiplied: (B, T, S) of one head, or the heads folded into the batch; (T, S) without a batch."""
         i = next(i for i, (w, _) in enumerate(self._waiting) if _same(w, weights))
         del self._waiting[i]
+        if weights.ndim == 2:
+            return self._note(weights[None, None], None)[0, 0]
         return self._note(weights[:, None], None)[:, 0]
 
     def _note(self, weights: Tensor | _Scores, out: Tensor | None) -> Tensor:
@@ -130,24 +134,35 @@ class Sees(TorchFunctionMode):
                 result[:, self.remove[1]] = 0.0
             return result
         path = self.names.now
+        self.paths.append(path)
         if not self.pick.wants(path):
             return result
+        if isinstance(weights, Tensor) and _has_sink(weights):
+            weights = weights[..., :-1]
         b, (tokens, keys) = self.pick.batch, weights.shape[-2:]
-        cross = (keys > tokens and tokens > 1) or any(part in path for part in _READS)
+        cross = keys < tokens or (keys > tokens > 1) or any(part in path.lower() for part in _READS)
         begin = 0 if cross else max(0, keys - tokens)  # the queries are the last tokens
-        reads = not cross and bool(self.source) and "encoder" in path
+        fits = tokens == len(self.source), tokens == len(self.ids)
+        encodes = fits == (True, False) or ("encoder" in path and fits != (False, True))
+        reads = encodes and not cross and bool(self.source)
         own = self.source if reads else self.ids
         there = self.source if cross else own
         known = _fits(own, tokens + begin), _fits(there, keys)
-        sheet = Sheet(path, "cross" if cross else "self", "attention", self.pick, q_ids=known[0], k_ids=known[1])
-        sheet.side, sheet.number = ("source" if reads else "target"), number
+        pick = self.pick
+        if pick.rows is None and begin + tokens > MOST:  # more than the labels said
+            pick = replace(pick, rows=(begin + tokens - MOST, begin + tokens))
+        if pick.keys is None and cross and keys > MOST:
+            pick = replace(pick, keys=(0, MOST))
+        sheet = Sheet(path, "cross" if cross else "self", "attention", pick, q_ids=known[0], k_ids=known[1])
+        sheet.side, sheet.number, sheet.tokens = ("source" if reads else "target"), number, begin + tokens
         self.sheets.append(sheet)
         pos = torch.arange(begin, begin + tokens)
         rows = sheet.wants(pos).nonzero()[:, 0].tolist()
-        step = max(1, TILE // (keys * weights.shape[1]))
+        heads = sheet.heads(path, weights.shape[1])
+        step = max(1, TILE // (keys * len(heads)))
         for i in range(0, len(rows), step):
             some = torch.tensor(rows[i : i + step])
-            tile = weights.rows(b, some) if isinstance(weights, _Scores) else weights[b, :, some.to(weights.device)]
+            tile = weights.rows(b, some, heads) if isinstance(weights, _Scores) else weights[b, heads][:, some]
             sheet.add(tile.detach().float().cpu(), pos[some], torch.arange(keys), keys)
         return result
 
@@ -161,15 +176,14 @@ class _Scores:
         self.scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
         self.shape = torch.Size((*q.shape[:3], k.shape[2]))
 
-    def rows(self, b: int, rows: Tensor) -> Tensor:
-        """(H, R, S) of some queries of one row of the batch."""
+    def rows(self, b: int, rows: Tensor, heads: list[int]) -> Tensor:
+        """(H, R, S) of some queries and heads of one row of the batch."""
         rows = rows.to(self.q.device)
-        q, k = self.q[b][:, rows].float(), self.k[b].float()
-        if len(k) != len(q):
-            k = k.repeat_interleave(len(q) // len(k), 0)
+        shared = self.shape[1] // self.k.shape[1]
+        q, k = self.q[b, heads][:, rows].float(), self.k[b, [h // shared for h in heads]].float()
         scores = q @ k.mT * self.scale
         if self.mask is not None:
-            mask = self.mask.expand(self.shape)[b][:, rows]
+            mask = self.mask.expand(self.shape)[b, heads][:, rows]
             scores = scores.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else scores + mask.float()
         if self.causal:
             keys = torch.arange(self.shape[-1], device=rows.device)
@@ -241,19 +255,23 @@ def foreign(
                 before = answers(model(*inputs, **named))
             found = [(made, sheet) for sheet in sees.sheets if (made := sheet.map()) is not None]
             if not found:
-                raise DataError(_unseen(model))
+                raise DataError(elsewhere(pick, sees.paths) or _unseen(model))
             for m, sheet in found:
                 same = [s for s in sees.sheets if s.name == sheet.name]
                 m.name += f" ({same.index(sheet) + 1})" if len(same) > 1 else ""
             view = View(title or type(model).__name__, fitting([m for m, _ in found], left), list(labels), list(source))
             view.left_out, view.foreign = left, True
+            most = max(sheet.tokens for sheet in sees.sheets)
+            if most > max(len(labels), len(source)):
+                said = f"the texts of some tokens: {len(labels)} for {most}"
+                left.append(left_out(said, f"部分词元的文字（共 {most} 个）"))
             heads = sum(m.heads for m in view.maps)
             if remove and before is not None and heads <= REMOVALS and len(labels) <= MOST:
                 moved = distance_from(before[0], logits=before[1])
                 removed: dict[str, list[float]] = {}
                 for m, (_, sheet) in zip(view.maps, found, strict=False):
                     removed[m.name] = []
-                    for head in range(m.heads):
+                    for head in m.places:
                         other = Sees(names, pick, ids, src)
                         other.remove = sheet.number, head
                         with other:
@@ -269,26 +287,21 @@ def foreign(
         model.train(training)
 
 
-def answers(out: Any) -> tuple[Tensor, bool] | None:
-    """What a model answers, and whether it says that these are logits."""
-    if isinstance(out, Tensor):
-        return out, False
-    logits = getattr(out, "logits", None)
-    if isinstance(logits, Tensor):
-        return logits, True
-    parts = list(out.values()) if isinstance(out, dict) else list(out) if isinstance(out, tuple | list) else []
-    first = next((x for x in parts if isinstance(x, Tensor) and x.is_floating_point() and x.ndim >= 2), None)
-    return None if first is None else (first, False)
-
-
 def _unseen(model: nn.Module) -> str:
-    why = "It has none, or a fused kernel of its own"
+    why = "It has none, or a fused kernel of its own, or writes its softmax by hand"
     if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
         why = "It is a TorchScript module, or has one"
     return (
         f"look: no attention was seen in {type(model).__name__}: no scaled_dot_product_attention, no softmax over "
         f"keys. {why}. Look at it before it is compiled; of transformers, with attn_implementation='sdpa' or 'eager'."
     )
+
+
+def _has_sink(weights: Tensor) -> bool:
+    """Whether the last key is no token but a sink, joined to the scores: the first query sees itself and that one."""
+    tokens, keys = weights.shape[-2:]
+    first = weights[..., 0, :]
+    return keys == tokens + 1 > 2 and not bool(first[..., 1:-1].any()) and bool(first[..., -1].any())
 
 
 def _over_last(out: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -19,10 +19,31 @@ ROWS: Final = 24
 COLUMNS: Final = 16
 NAMED: Final = 16  # tokens up to which each is named
 _COLOURS: Final = ["#f7f6f3", "#1f5fa8"]
+_EASTERN: Final = (
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Source Han Sans SC",
+    "PingFang SC",
+    "Hiragino Sans GB",
+    "Microsoft YaHei",
+    "WenQuanYi Micro Hei",
+    "WenQuanYi Zen Hei",
+    "Noto Serif CJK SC",
+    "Noto Serif CJK JP",
+    "SimHei",
+    "Arial Unicode MS",
+)
 
 
 def picture(view: View) -> bytes:
     """A PNG file. What has no room is left out and said under the title."""
+    from matplotlib import rc_context
+
+    with rc_context({"font.family": list(_fonts())}):
+        return _drawn(view)
+
+
+def _drawn(view: View) -> bytes:
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
@@ -44,7 +65,8 @@ def picture(view: View) -> bytes:
         line[0].set_ylabel(_short(m.name), fontsize=7, rotation=0, ha="right", va="center", labelpad=8)
     left = len(view.maps) - len(maps), max(m.heads for m in view.maps) - columns
     missing = [f"{n} {what} left out" for n, what in zip(left, ("layers", "heads a layer"), strict=True) if n > 0]
-    figure.suptitle(drawable(" · ".join([cut(readable(view.title, 90), 90), *missing])), fontsize=10, x=0.02, ha="left")
+    lines = [_fitted(readable(view.title, 120), int(11 * figure.get_figwidth())), *missing]
+    figure.suptitle("\n".join(lines), fontsize=10, x=0.02, ha="left")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
@@ -60,7 +82,16 @@ def _name(ax: Axes, m: Map, view: View, *, first: bool) -> None:
 
 def _texts(view: View, side: str, places: range) -> list[str]:
     texts: Sequence[str] = view.source if side == "source" else view.labels
-    return [drawable(cut(readable(texts[i]), 7)) if i < len(texts) else str(i) for i in places]
+    return [_fitted(readable(texts[i]), 8) if i < len(texts) else str(i) for i in places]
+
+
+def _fitted(text: str, most: int) -> str:
+    """As much of a text as `most` characters have room for, once it is drawable."""
+    if len(drawable(text)) <= most:
+        return drawable(text)
+    while text and len(drawable(text)) >= most:
+        text = text[:-1]
+    return drawable(text + "…")
 
 
 def _short(name: str) -> str:
@@ -69,13 +100,22 @@ def _short(name: str) -> str:
 
 
 def drawable(text: str) -> str:
-    """A text in characters that the font of pictures has; of others the number. A $ would begin a formula."""
+    """A text in characters that the fonts of pictures have; of others the number. A $ would begin a formula."""
     known = _known()
     return "".join(c if ord(c) in known else f"U+{ord(c):04X}" for c in text).replace("$", r"\$")
+
+
+@cache
+def _fonts() -> tuple[str, ...]:
+    """matplotlib's own, and one with Chinese, Japanese and Korean where the system has one."""
+    from matplotlib.font_manager import FontProperties, fontManager
+
+    there = {font.name for font in fontManager.ttflist}
+    return (FontProperties().get_name(), *[name for name in _EASTERN if name in there][:1])
 
 
 @cache
 def _known() -> frozenset[int]:
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
-    return frozenset(get_font(findfont(FontProperties())).get_charmap())
+    return frozenset().union(*(get_font(findfont(FontProperties(family=[f]))).get_charmap() for f in _fonts()))

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from brickformer.attend import Attend
-from brickformer.errors import DataError
+from brickformer.errors import DataError, nearest
 from brickformer.look.stats import HeadStats, alike, means, row_stats
 from brickformer.mask import EMPTY, Span
 
@@ -34,8 +34,9 @@ What = Literal["attention", "hidden", "gradient"]
 class Pick:
     """What is asked for; the less, the cheaper.
 
-    rows: positions of queries, half open, None for all. only: beginnings of module paths, none for all. batch: which
-    row of the batch. keys: positions of source tokens kept in cross-attention.
+    rows: positions of queries, half open, None for all. only: beginnings of module paths, none for all; a path may be
+    followed by heads, as in layers.1.mixer:1,3. batch: which row of the batch. keys: positions of source tokens kept in
+    cross-attention.
     """
 
     rows: tuple[int, int] | None = None
@@ -45,7 +46,23 @@ class Pick:
 
     def wants(self, path: str) -> bool:
         """Whether a module is asked for."""
-        return not self.only or any(path == p or path.startswith(f"{p}.") for p in self.only)
+        return not self.only or bool(self._said(path))
+
+    def heads(self, path: str, labels: Sequence[str]) -> list[int]:
+        """Which heads of a module are asked for, by their places among its labels. Errors: DataError: no such head."""
+        said = self._said(path)
+        if not said or "" in said:
+            return list(range(len(labels)))
+        asked = [name.strip() for names in said for name in names.split(",")]
+        for name in asked:
+            if name not in labels:
+                raise DataError(f"look: got head {name!r} of {path}, expected one of {', '.join(labels)}.")
+        return [i for i, label in enumerate(labels) if label in asked]
+
+    def _said(self, path: str) -> list[str]:
+        """What follows the paths that hold this one: heads, or nothing."""
+        parts = [p.partition(":") for p in self.only]
+        return [heads for p, _, heads in parts if path == p or path.startswith(f"{p}.")]
 
 
 @dataclass(slots=True)
@@ -66,11 +83,17 @@ class Map:
     key_side: Literal["source", "target"]
     stats: list[HeadStats]
     labels: list[str]
+    numbers: list[int] = field(default_factory=list)  # which heads of the module these are; none: all
 
     @property
     def heads(self) -> int:
         """H."""
         return len(self.labels)
+
+    @property
+    def places(self) -> Sequence[int]:
+        """Where these heads are among all heads of the module."""
+        return self.numbers or range(self.heads)
 
     def alike(self) -> list[tuple[int, int]]:
         """Pairs of heads that look at the same."""
@@ -90,8 +113,10 @@ class Sheet:
     q_ids: Sequence[int] | None = None
     k_ids: Sequence[int] | None = None
     labels: list[str] | None = None
+    chosen: list[int] | None = None  # heads asked for, known when the first rows are met
     most: int = 0  # keys seen so far
     number: int = 0  # of the call, where a module may be called twice
+    tokens: int = 0  # queries there are, shown or not; known of foreign models
     _rows: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
 
     def add(
@@ -114,6 +139,14 @@ class Sheet:
             weights, k_pos = weights[..., shown], k_pos[shown]
         for i, position in enumerate(q_pos.tolist()):
             self._rows[position] = weights[:, i].clone(), k_pos, stats[:, i]
+
+    def heads(self, path: str, count: int) -> list[int]:
+        """Which of the heads of the module at `path` are asked for."""
+        if self.chosen is None:
+            labels = self.labels or [str(h + 1) for h in range(count)]
+            self.chosen = self.pick.heads(path, labels)
+            self.labels = [labels[h] for h in self.chosen]
+        return self.chosen
 
     def wants(self, q_pos: Int[Tensor, " T"]) -> Tensor:
         """Which of the queries are asked for."""
@@ -141,7 +174,9 @@ class Sheet:
         stats = torch.stack([self._rows[p][2] for p in positions], 1)
         key_side: Literal["source", "target"] = "source" if self.kind == "cross" else self.side
         labels = self.labels or [str(h + 1) for h in range(heads)]
-        return Map(self.name, self.kind, self.what, out, rows, keys, self.side, key_side, means(stats), labels)
+        made = Map(self.name, self.kind, self.what, out, rows, keys, self.side, key_side, means(stats), labels)
+        made.numbers = self.chosen or []
+        return made
 
 
 def shown(count: int, rows: tuple[int, int] | None, left: list[tuple[str, str]]) -> tuple[int, int] | None:
@@ -168,13 +203,22 @@ def picked(
     return pick
 
 
+def elsewhere(pick: Pick, paths: Sequence[str]) -> str:
+    """What to say when none of the paths is asked for; nothing where one is, or where there are none."""
+    if not paths or any(map(pick.wants, paths)):
+        return ""
+    asked = pick.only[0].partition(":")[0]
+    return f"look: got {asked!r} to look at, expected the path of a part; {nearest(asked, paths)}"
+
+
 def left_out(english: str, chinese: str) -> tuple[str, str]:
     """A sentence for people about what is not shown, in both languages."""
-    return f"Left out: {english}.", f"未显示:{chinese}。"
+    return f"Left out: {english}.", f"未显示：{chinese}。"
 
 
 def attended(
     sheet: Sheet,
+    path: str,
     attend: Attend,
     q: Float[Tensor, "B H T K"],
     k: Float[Tensor, "B G S K"],
@@ -189,13 +233,15 @@ def attended(
     real = k_pos != EMPTY
     rows = (q_pos != EMPTY) & sheet.wants(q_pos)
     keys = int(k_pos[real].max()) + 1 if bool(real.any()) else 0
-    heads, shared = q.shape[1], q.shape[1] // k.shape[1]
-    for i, j in _runs(rows, max(1, TILE // (max(1, k.shape[2]) * heads))):
+    asked, shared = sheet.heads(path, q.shape[1]), q.shape[1] // k.shape[1]
+    for i, j in _runs(rows, max(1, TILE // (max(1, k.shape[2]) * len(asked)))):
         here = part(q_at, b, i, j), part(k_at, b, 0, k.shape[2])
         extra = None if bias is None else bias[min(b, len(bias) - 1), None, :, i:j]
         found = []
         for g in range(k.shape[1]):  # one key head at a time: the queries that share it
-            mine = slice(g * shared, (g + 1) * shared)
+            mine = [h for h in asked if h // shared == g]
+            if not mine:
+                continue
             own = extra if extra is None or extra.shape[1] == 1 else extra[:, mine]
             sink = None if sinks is None else sinks[mine]
             found.append(attend.weights(q[b, None, mine, i:j], k[b, None, g, None], *here, own, sink)[0])

@@ -32,7 +32,7 @@ def heads(view: View, most: int = 60) -> list[str]:
         shares = [s.first, s.previous, s.same_token, s.diagonal, s.anti]
         rows.append(
             (
-                name.replace(".stack.layers.", ".").removeprefix("stack.layers."),
+                _short(name),
                 label,
                 _number(s.entropy, "{:.2f}"),
                 _number(s.distance, "{:.1f}"),
@@ -65,11 +65,17 @@ def findings(view: View) -> list[str]:
     """Dead heads, heads that look at the same, what was left out."""
     said = []
     if view.dead:
-        names = [f"{view.maps[m].name} {view.maps[m].labels[h]}" for m, h in view.dead]
-        said.append(f"removed, these change next to nothing: {cut(', '.join(names), 400)}")
+        said.append("removed, these change next to nothing:")
+        for i, m in enumerate(view.maps):
+            idle = [m.labels[h] for j, h in view.dead if j == i]
+            said += [f"  {_short(m.name)} {cut(', '.join(idle), 200)}"] if idle else []
     for m in view.maps:
-        said += [f"{m.name}: heads {m.labels[a]} and {m.labels[b]} look at the same" for a, b in m.alike()[:3]]
+        said += [f"{_short(m.name)}: heads {m.labels[a]} and {m.labels[b]} look at the same" for a, b in m.alike()[:3]]
     return [*said, *(english for english, _ in view.left_out)]
+
+
+def _short(name: str) -> str:
+    return readable(name.replace(".stack.layers.", ".").removeprefix("stack.layers."), 120)
 
 
 def _number(value: float, form: str) -> str:

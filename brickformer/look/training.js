@@ -13,7 +13,8 @@ function trainingPanel() {
   return panel;
 }
 function chartCard(chart) {
-  const width = 520, height = 230, left = 52, right = 12, top = 10, bottom = 26;
+  const inside = main.clientWidth, columns = Math.max(1, Math.floor((inside + 18) / 478));  // as the style sheet has them
+  const width = Math.max(220, (inside - 18 * (columns - 1)) / columns - (innerWidth > 820 ? 46 : 30)), height = 236, left = 52, right = 12, top = 10, bottom = 32;
   const points = chart.series.flatMap((s) => s.y);
   let low = Math.min(...points), high = Math.max(...points);
   const log = low > 0 && high / low > 20 && chart.key !== "exact";
@@ -30,7 +31,8 @@ function chartCard(chart) {
     drawing.append(svg("line", { class: "axis", x1: left, x2: width - right, y1: y(v), y2: y(v) }));
     drawing.append(svg("text", { x: left - 8, y: y(v) + 4, "text-anchor": "end" }, chart.key === "exact" ? Math.round(100 * v) + " %" : short(v)));
   }
-  for (const v of niceTicks(0, last)) drawing.append(svg("text", { x: x(v), y: height - 8, "text-anchor": "middle" }, short(v)));
+  const marks = niceTicks(0, last);
+  marks.forEach((v, i) => drawing.append(svg("text", { x: x(v), y: height - 11, "text-anchor": "middle" }, (i ? "" : t("step_axis") + " ") + short(v))));
   const said = [], keys = el("div", { class: "keys" });
   chart.series.forEach((s, i) => {
     const name = ["train", "val"].includes(s.name) ? t(s.name) : s.name, end = s.y[s.y.length - 1];
@@ -42,6 +44,7 @@ function chartCard(chart) {
     line.style.opacity = opacity;
     line.append(svg("title", {}, name));
     drawing.append(line);
+    if (s.x.length === 1) drawing.append(svg("circle", { class: "dot", cx: x(s.x[0]), cy: y(s.y[0]), r: 3 }));
     said.push(name + " " + short(end));
     if (many) {
       const sample = svg("svg", { class: "sample", width: 30, height: 8, "aria-hidden": "true" }, line.cloneNode(false));
@@ -71,10 +74,14 @@ if (DATA.live && location.protocol.startsWith("http")) {
   const ask = async () => {
     try {
       const answer = await fetch("data.json", { cache: "no-store" });
-      const fresh = await answer.json();
-      if (fresh.stamp !== DATA.stamp) { Object.assign(DATA, fresh); draw(); }
-      setTimeout(ask, 2000);
-    } catch { document.getElementById("about").textContent = DATA.about[state.lang] + " · " + t("stopped"); }
+      if (!answer.ok) throw new Error(answer.statusText);
+      const fresh = await answer.json(), changed = fresh.stamp !== DATA.stamp || state.lost;
+      state.lost = false;
+      if (changed) { Object.assign(DATA, fresh); draw(); }
+    } catch {  // nobody serves it, or the run is gone: said, and asked again
+      if (!state.lost) { state.lost = true; draw(); }
+    }
+    setTimeout(ask, 2000);
   };
   setTimeout(ask, 2000);
 }

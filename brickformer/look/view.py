@@ -112,7 +112,9 @@ def attention(
             elif remove:
                 heads = sum(m.heads for m in maps)
                 left.append(
-                    left_out(f"what {heads} heads contribute when removed", f"{heads} 个头各自移除后的影响(计算量过大)")
+                    left_out(
+                        f"what {heads} heads contribute when removed", f"{heads} 个头各自移除后的影响（计算量过大）"
+                    )
                 )
     finally:
         model.train(training)

@@ -23,7 +23,7 @@ from brickformer.attend import Attend
 from brickformer.errors import DataError
 from brickformer.layers import Stack
 from brickformer.look.hidden import looked_at
-from brickformer.look.maps import Map, Pick, Sheet, attended, positions
+from brickformer.look.maps import Map, Pick, Sheet, attended, elsewhere, positions
 from brickformer.mask import EMPTY, Span
 from brickformer.mixers.base import Mixer
 from brickformer.mixers.cross import CrossAttention
@@ -53,6 +53,7 @@ class Watch:
         self.sheets: dict[tuple[str, int], Sheet] = {}
         self.unknown: list[str] = []  # mixers that went on from a summary: what they looked at is not known
         self._handles: list[RemovableHandle] = []
+        self._paths: list[str] = []  # of all that could be looked at, asked for or not
         self._calls: dict[str, int] = {}
         self._loops: dict[str, int] = {}
 
@@ -65,13 +66,16 @@ class Watch:
             if isinstance(module, Attend):
                 name = path.removesuffix(".attend")
                 owner = modules.get(name, module)
+                self._paths.append(name)
                 if self.pick.wants(name):
                     hook = self._attend_hook(name, owner)
                     self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
             elif not self.with_summaries:
                 continue
-            elif isinstance(module, LinearRecurrence | LSTMMixer) and self.pick.wants(path):
-                self._handles.append(module.register_forward_pre_hook(self._mixer_hook(path), with_kwargs=True))
+            elif isinstance(module, LinearRecurrence | LSTMMixer):
+                self._paths.append(path)
+                if self.pick.wants(path):
+                    self._handles.append(module.register_forward_pre_hook(self._mixer_hook(path), with_kwargs=True))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,7 +88,8 @@ class Watch:
         found = [made for sheet in self.sheets.values() if (made := sheet.map()) is not None]
         if not found:
             raise DataError(
-                f"look: no row of any map was seen in {type(self.model).__name__}: it has no attention and no mixer "
+                elsewhere(self.pick, self._paths)
+                or f"look: no row of any map was seen in {type(self.model).__name__}: it has no attention and no mixer "
                 "whose looks are known, or none of the rows and layers asked for was met."
             )
         return found
@@ -115,7 +120,7 @@ class Watch:
         def hook(module: Attend, args: tuple[Any, ...], named: dict[str, Any]) -> None:
             q, k, q_at, k_at, bias, sinks = _call(*args, **named)
             sheet = self._sheet(path, kind=kind, what="attention", labels=labels)
-            attended(sheet, module, q, k, q_at, k_at, bias, sinks)
+            attended(sheet, path, module, q, k, q_at, k_at, bias, sinks)
 
         return hook
 
@@ -131,14 +136,15 @@ class Watch:
             b = self.pick.batch
             pos = positions(at, b, x.device)
             real = pos != EMPTY
+            rows = sheet.wants(pos[real]).nonzero()[:, 0]
+            if not len(rows):
+                return
             with torch.no_grad(), torch.inference_mode(False):
-                weights = looked_at(mixer, x[b, None, real].clone())
+                weights = looked_at(mixer, x[b, None, real].clone(), rows.clone())
             if weights is None:
                 return
-            pos = pos[real].cpu()
-            rows = sheet.wants(pos)
-            if bool(rows.any()):
-                sheet.add(weights.detach().float().cpu()[:, rows], pos[rows], pos, int(pos.max()) + 1)
+            pos, weights = pos[real].cpu(), weights.detach().float().cpu()[sheet.heads(path, len(weights))]
+            sheet.add(weights, pos[rows.cpu()], pos, int(pos.max()) + 1)
 
         return hook
 

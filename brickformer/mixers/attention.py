@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from brickformer.attend import Attend, Backend
 from brickformer.errors import SpecError, StateError
-from brickformer.feedforward import check_dropout, check_width
 from brickformer.linear import BranchOut, FusedLinear, Linear
 from brickformer.mask import Mask, Span
 from brickformer.mixers.base import Mixer, MixerSpec, expect_state
 from brickformer.norms import NormSpec
 from brickformer.positions import NoPosition, Position, PositionSpec
+from brickformer.ranges import check_cap, check_dropout, check_size, check_width, divisors
 from brickformer.spec import Spec, spec
 from brickformer.state import KV, State, kv_for
 
@@ -61,8 +61,8 @@ class Attention(MixerSpec):
         """Heads divide into key heads; probabilities and caps make sense."""
         check_heads(self, self.heads, self.kv_heads)
         check_dropout(self, self.dropout)
-        if self.softcap is not None and self.softcap <= 0.0:
-            raise self.refuse("softcap", "a cap above 0", "Leave it out for none.")
+        check_cap(self, self.softcap)
+        check_size(self, "scale", self.scale)
         if self.sinks and self.backend == "flex":
             raise self.refuse("backend", "'auto', 'sdpa' or 'reference' when there are sinks")
 
@@ -163,8 +163,7 @@ def check_heads(of: Spec, heads: int, kv_heads: int | None) -> None:
     """Errors: SpecError when query heads cannot share the key heads evenly."""
     check_width(of, "heads", heads)
     if kv_heads is not None and (kv_heads < 1 or heads % kv_heads):
-        divisors = [d for d in range(1, heads + 1) if heads % d == 0]
-        raise of.refuse("kv_heads", f"a divisor of heads={heads}: {', '.join(map(str, divisors))}")
+        raise of.refuse("kv_heads", f"a divisor of heads={heads}: {_near(heads, kv_heads, 8)}")
 
 
 def head_width(of: Spec, dim: int, heads: int, head_dim: int | None) -> int:
@@ -173,7 +172,12 @@ def head_width(of: Spec, dim: int, heads: int, head_dim: int | None) -> int:
         check_width(of, "head_dim", head_dim)
         return head_dim
     if dim % heads:
-        near = [d for d in range(1, dim + 1) if dim % d == 0]
-        fits = ", ".join(map(str, sorted(sorted(near, key=lambda d: abs(d - heads))[:4])))
+        fits = _near(dim, heads, 4)
         raise SpecError(f"{of.kind}.heads: got {heads}, expected a divisor of dim={dim} ({fits}), or give head_dim.")
     return dim // heads
+
+
+def _near(n: int, to: int, count: int) -> str:
+    """The divisors of n that are nearest to a number: ``1, 2, 4``."""
+    nearest = sorted(divisors(n), key=lambda d: abs(d - to))[:count]
+    return ", ".join(map(str, sorted(nearest)))

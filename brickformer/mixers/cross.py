@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from brickformer.attend import Attend, Backend
 from brickformer.errors import StateError
-from brickformer.feedforward import check_dropout
 from brickformer.linear import BranchOut, FusedLinear, Linear
 from brickformer.mask import FULL, Span
 from brickformer.mixers.attention import check_heads, head_width, merge_heads, split_heads
 from brickformer.norms import NormSpec
+from brickformer.ranges import check_dropout, check_size
 from brickformer.spec import Spec, spec
 from brickformer.state import CrossKV
 
@@ -53,6 +53,7 @@ class Cross(Spec):
         """Heads divide into key heads."""
         check_heads(self, self.heads, self.kv_heads)
         check_dropout(self, self.dropout)
+        check_size(self, "scale", self.scale)
 
     def build(self, dim: int) -> CrossAttention:
         """The module. Errors: SpecError when the widths do not fit."""

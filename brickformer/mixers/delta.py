@@ -26,7 +26,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from brickformer.feedforward import check_width
 from brickformer.linear import BranchOut, FusedLinear
 from brickformer.mixers import kernels
 from brickformer.mixers.attention import head_width
@@ -34,6 +33,7 @@ from brickformer.mixers.base import Mixer, MixerSpec
 from brickformer.mixers.chunked import CHUNK, Decays, from_chunks, to_chunks
 from brickformer.mixers.line import Line
 from brickformer.mixers.recurrent import LinearRecurrence, LinearState, convolve, short_conv, step_biases, wide
+from brickformer.ranges import check_eps, check_width
 from brickformer.spec import spec
 
 
@@ -60,6 +60,7 @@ class GatedDelta(MixerSpec):
             if width is not None:
                 check_width(self, name, width)
         check_width(self, "conv", self.conv)
+        check_eps(self, self.eps)
         if self.value_heads is not None and (self.value_heads < 1 or self.value_heads % self.heads):
             raise self.refuse("value_heads", f"a multiple of heads={self.heads}")
 

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from brickformer.attend import Attend, Backend
 from brickformer.errors import SpecError, StateError
-from brickformer.feedforward import check_dropout, check_width
 from brickformer.linear import BranchOut, FusedLinear
 from brickformer.mask import Mask, Span
 from brickformer.mixers.attention import merge_heads, split_heads
 from brickformer.mixers.base import Mixer, MixerSpec, expect_state
 from brickformer.norms import NormSpec, RMSNorm
 from brickformer.positions import NoPosition, Position, PositionSpec
+from brickformer.ranges import check_dropout, check_width
 from brickformer.spec import spec
 from brickformer.state import KV, State, kv_for
 

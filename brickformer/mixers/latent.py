@@ -22,13 +22,13 @@ from torch import Tensor, nn
 
 from brickformer.attend import Attend, Backend
 from brickformer.errors import SpecError, StateError
-from brickformer.feedforward import check_dropout, check_width
 from brickformer.linear import BranchOut, FusedLinear, Linear
 from brickformer.mask import Mask, Span
 from brickformer.mixers.attention import merge_heads, split_heads
 from brickformer.mixers.base import Mixer, MixerSpec, expect_state
 from brickformer.norms import NormSpec, RMSNorm
 from brickformer.positions import Position, PositionSpec, Rope
+from brickformer.ranges import check_dropout, check_size, check_width
 from brickformer.spec import spec
 from brickformer.state import KV, State, kv_for
 
@@ -62,6 +62,7 @@ class LatentAttention(MixerSpec):
             if given is not None:
                 check_width(self, name, given)
         check_dropout(self, self.dropout)
+        check_size(self, "scale", self.scale)
 
     def build(self, dim: int) -> Mixer:
         """The module. Errors: SpecError when the heads do not divide dim and no head_dim is given."""

@@ -21,12 +21,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from brickformer.errors import StateError
-from brickformer.feedforward import check_width
 from brickformer.linear import BranchOut
 from brickformer.mask import Span
 from brickformer.mixers.base import Mixer, MixerSpec, expect_state
 from brickformer.mixers.line import Line
 from brickformer.mixers.recurrent import RecurrentState
+from brickformer.ranges import check_width
 from brickformer.spec import spec
 from brickformer.state import State
 

@@ -1,6 +1,6 @@
 """Mamba: a linear recurrence whose decay and input depend on the token, the selective scan S6 (arXiv 2312.00752).
 
-    x, z = u W_in;   x = silu(conv(x));   r, B, C = x W_x;   Δ = softplus(r W_Δ + b_Δ)
+    x, z = u W_in;   x = silu(conv(x));   r, B, C = x W_x [, a norm of each];   Δ = softplus(r W_Δ + b_Δ)
     h_t = exp(Δ_t A) h_{t-1} + Δ_t B_t x_t        A = -exp(A_log), one decay for each channel and each state
     y_t = C_t · h_t + D x_t                        out = (y · silu(z)) W_out
 
@@ -22,12 +22,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from brickformer.feedforward import check_width
 from brickformer.linear import BranchOut, FusedLinear
 from brickformer.mixers import kernels
 from brickformer.mixers.base import Mixer, MixerSpec
 from brickformer.mixers.line import Line
 from brickformer.mixers.recurrent import LinearRecurrence, LinearState, convolve, short_conv, step_biases, wide
+from brickformer.norms import NormSpec
+from brickformer.ranges import check_width
 from brickformer.spec import spec
 
 SHORT: Final = 8
@@ -40,7 +41,8 @@ class Mamba(MixerSpec):
 
     state: N, states of a channel. inner: I, channels inside, default 2·dim. conv: tokens the short convolution sees.
     rank: R, width of the step size's bottleneck, default dim/16. bias: on the projections in and out; conv_bias: on the
-    convolution.
+    convolution. inner_norm: of r, of B and of C, each its own, which keeps large models steady (Jamba,
+    arXiv 2403.19887, 6.4).
     """
 
     state: int = 16
@@ -49,6 +51,7 @@ class Mamba(MixerSpec):
     rank: int | None = None
     bias: bool = False
     conv_bias: bool = True
+    inner_norm: NormSpec | None = None
 
     def check(self) -> None:
         """Widths are at least 1."""
@@ -61,12 +64,14 @@ class Mamba(MixerSpec):
     def build(self, dim: int) -> Mixer:
         """The module."""
         inner, rank = self.inner or 2 * dim, self.rank or math.ceil(dim / 16)
+        norm = self.inner_norm
         return MambaMixer(
             FusedLinear(dim, (inner, inner), bias=self.bias),
             short_conv(inner, self.conv, bias=self.conv_bias),
             FusedLinear(inner, (rank, self.state, self.state), bias=False),
             StepSize(rank, inner),
             BranchOut(inner, dim, bias=self.bias),
+            *(norm.build(width) if norm else nn.Identity() for width in (rank, self.state, self.state)),
         )
 
 
@@ -97,21 +102,39 @@ class MambaMixer(LinearRecurrence):
 
     memory, kernel, kernel_types = MambaState, kernels.mamba_kernel, kernels.SINGLE
 
-    def __init__(self, into: FusedLinear, conv: nn.Conv1d, select: FusedLinear, step: StepSize, out: BranchOut) -> None:
+    def __init__(
+        self,
+        into: FusedLinear,
+        conv: nn.Conv1d,
+        select: FusedLinear,
+        step: StepSize,
+        out: BranchOut,
+        step_norm: nn.Module,
+        b_norm: nn.Module,
+        c_norm: nn.Module,
+    ) -> None:
         super().__init__()
         inner, states = into.parts[0], select.parts[1]
         self.into, self.conv, self.select, self.step, self.out = into, conv, select, step, out
+        self.step_norm, self.b_norm, self.c_norm = step_norm, b_norm, c_norm
         self.A_log = nn.Parameter(torch.arange(1.0, states + 1.0).log().expand(inner, states).clone())
         self.D = nn.Parameter(torch.ones(inner))
         self.tail_size, self.h_size = (conv.kernel_size[0] - 1, inner), (states, inner)
         self.numbers = states * inner
 
+    def selected(
+        self, x: Float[Tensor, "B T I"]
+    ) -> tuple[Float[Tensor, "B T I"], Float[Tensor, "B T N"], Float[Tensor, "B T N"]]:
+        """What the tokens choose: Δ (in float32 or wider), B, C."""
+        r, b, c = self.select(x).split(self.select.parts, -1)
+        return self.step(self.step_norm(r)), self.b_norm(b), self.c_norm(c)
+
     def block(self, x: Tensor, line: Line, tail: Tensor, h: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """One run of tokens."""
         x, z = self.into(x).chunk(2, -1)  # (B, T, I)
         x, tail = convolve(x, self.conv, line, tail)
-        r, b, c = self.select(x).split(self.select.parts, -1)  # (B, T, R), (B, T, N), (B, T, N)
-        dt = line.quiet(self.step(r))
+        dt, b, c = self.selected(x)
+        dt = line.quiet(dt)
         x, b, c, skip, a_log = (v.to(dt.dtype) for v in (x, b, c, self.D, self.A_log))
         a, begins = -a_log.exp().t(), None if line.since is None else line.since == 0
         if h is None:

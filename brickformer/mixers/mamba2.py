@@ -25,13 +25,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from brickformer.errors import SpecError
-from brickformer.feedforward import check_width
 from brickformer.linear import BranchOut, FusedLinear
 from brickformer.mixers import kernels
 from brickformer.mixers.base import Mixer, MixerSpec
 from brickformer.mixers.chunked import CHUNK, Decays, from_chunks, to_chunks
 from brickformer.mixers.line import Line
 from brickformer.mixers.recurrent import LinearRecurrence, LinearState, convolve, short_conv, step_biases, wide
+from brickformer.ranges import check_eps, check_width
 from brickformer.spec import spec
 
 
@@ -58,6 +58,7 @@ class Mamba2(MixerSpec):
         for name, width in (("head_dim", self.head_dim), ("state", self.state), ("conv", self.conv)):
             check_width(self, name, width)
         check_width(self, "groups", self.groups)
+        check_eps(self, self.eps)
         if self.heads is not None:
             check_width(self, "heads", self.heads)
             if self.heads % self.groups:

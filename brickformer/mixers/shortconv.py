@@ -95,7 +95,7 @@ class ShortConvMixer(Mixer):
     def _convolve(self, x: Tensor, at: Span, kept: Tensor, kept_at: Span) -> Float[Tensor, "B T D"]:
         """x at `at`, whose forerunners are among `kept` at `kept_at`."""
         plain = kept is x and at.pos is None and at.doc is None and x.dtype is self.weight.dtype
-        if plain and not torch.compiler.is_compiling():
+        if plain and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
             return _Convolution.apply(x, self.weight)  # type: ignore[no-untyped-call]
         y = x * self.weight[0]
         if kept_at.pos is None and at.pos is None and at.doc is None:  # neighbours in time are neighbours in memory

@@ -20,7 +20,11 @@ from torch import Tensor, nn
 
 from brickformer.errors import BrickError, SpecError
 from brickformer.mask import EMPTY, Span
+from brickformer.positions.base import Computed
+from brickformer.ranges import LONGEST, check_width
 from brickformer.spec import Spec, spec
+
+SinCos = Literal["alternating", "halves"]
 
 
 class AbsolutePosition(nn.Module, ABC):
@@ -55,12 +59,11 @@ class Sinusoid(AbsolutePositionSpec):
     """
 
     max_len: int = 1024
-    layout: Literal["alternating", "halves"] = "alternating"
+    layout: SinCos = "alternating"
 
     def check(self) -> None:
         """At least one row."""
-        if self.max_len < 1:
-            raise self.refuse("max_len", "at least 1")
+        check_width(self, "max_len", self.max_len, LONGEST)
 
     def limit(self) -> int | None:
         """Rows of the table."""
@@ -70,10 +73,7 @@ class Sinusoid(AbsolutePositionSpec):
         """The module. Errors: SpecError when the width is odd."""
         if dim % 2:
             raise SpecError(f"sinusoid: got a model width of {dim}, expected an even one: sin and cos come in pairs.")
-        table = sinusoid(self.max_len, dim)
-        if self.layout == "halves":
-            table = torch.cat([table[:, 0::2], table[:, 1::2]], 1)
-        return SinusoidPosition(table)
+        return SinusoidPosition(self.max_len, dim, self.layout)
 
 
 def sinusoid(max_len: int, dim: int) -> Float[Tensor, "N D"]:
@@ -84,14 +84,20 @@ def sinusoid(max_len: int, dim: int) -> Float[Tensor, "N D"]:
 
 
 @final
-class SinusoidPosition(AbsolutePosition):
+class SinusoidPosition(Computed, AbsolutePosition):
     """x + table[p]: computed once, kept as a buffer, one look-up a call."""
 
     table: Tensor
 
-    def __init__(self, table: Float[Tensor, "N D"]) -> None:
+    def __init__(self, max_len: int, dim: int, layout: SinCos = "alternating") -> None:
         super().__init__()
-        self.register_buffer("table", table, persistent=False)
+        self.size, self.layout = (max_len, dim), layout
+        self.hold("table")
+
+    def computed(self) -> Float[Tensor, "N D"]:
+        """The table in its layout."""
+        table = sinusoid(*self.size)
+        return table if self.layout == "alternating" else torch.cat([table[:, 0::2], table[:, 1::2]], 1)
 
     def forward(self, x: Float[Tensor, "B T D"], at: Span) -> Float[Tensor, "B T D"]:
         """(B, T, D) -> (B, T, D). Errors: BrickError past the end of the table."""
@@ -110,8 +116,7 @@ class Learned(AbsolutePositionSpec):
 
     def check(self) -> None:
         """At least one row."""
-        if self.max_len < 1:
-            raise self.refuse("max_len", "at least 1")
+        check_width(self, "max_len", self.max_len)
         if self.skip < 0:
             raise self.refuse("skip", "0 (none) or more")
 
@@ -165,8 +170,7 @@ class Randomized(Spec):
 
     def check(self) -> None:
         """Some places, some stride."""
-        if self.range < 1:
-            raise self.refuse("range", "at least 1")
+        check_width(self, "range", self.range, LONGEST)
         if not 1 <= self.stride <= self.range:
             raise self.refuse("stride", f"from 1 to range={self.range}")
 

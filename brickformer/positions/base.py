@@ -6,7 +6,8 @@ Shapes: B batch, H heads, N tokens, T queries, S keys, K head width.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import final
+from collections.abc import Callable
+from typing import Any, Self, final
 
 import torch
 from jaxtyping import Float
@@ -26,6 +27,44 @@ class Position(nn.Module, ABC):
     def bias(self, q: Span, k: Span, device: torch.device) -> Float[Tensor, "#B H T S"] | None:
         """What to add to the scores of queries at `q` and keys at `k`; None adds nothing."""
         return None
+
+
+class Computed(nn.Module, ABC):
+    """A module with a table that follows from its settings: a buffer that is not saved, since nobody has to be told it.
+
+    So no file can give it back where it was emptied (`to_empty`), or left on the meta device by a file whose tensors
+    are assigned: it is computed again whenever the module is moved or loaded.
+    """
+
+    name: str
+
+    @abstractmethod
+    def computed(self) -> Tensor:
+        """The numbers of the table."""
+
+    def hold(self, name: str) -> None:
+        """Register the table as the buffer `name`."""
+        self.name = name
+        self.register_buffer(name, self._on_cpu(), persistent=False)
+        self.register_load_state_dict_pre_hook(_filled)  # type: ignore[no-untyped-call]
+
+    def _on_cpu(self) -> Tensor:
+        with torch.device("cpu"):  # also where a model is built on the meta device
+            return self.computed()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """torch's one door to every move and every change of type."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        table = self.get_buffer(self.name)
+        if not table.is_meta:
+            table.copy_(self._on_cpu())
+        return self
+
+
+def _filled(module: Computed, *args: Any) -> None:
+    """Before weights are put in: a table on the meta device becomes one with numbers."""
+    if module.get_buffer(module.name).is_meta:
+        setattr(module, module.name, module._on_cpu().to(module.get_buffer(module.name).dtype))
 
 
 class PositionSpec(Spec):

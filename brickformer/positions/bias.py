@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from brickformer.mask import EMPTY, Span
-from brickformer.positions.base import Position, PositionSpec
+from brickformer.positions.base import Computed, Position, PositionSpec
 from brickformer.spec import spec
 
 
@@ -30,14 +30,19 @@ class Alibi(PositionSpec):
 
 
 @final
-class AlibiPosition(Position):
+class AlibiPosition(Computed, Position):
     """-slope_h · |p_q - p_k|, slopes 2^(-8/n), 2^(-16/n), ... for n the number of heads."""
 
     slopes: Tensor
 
     def __init__(self, heads: int) -> None:
         super().__init__()
-        self.register_buffer("slopes", torch.tensor(alibi_slopes(heads)), persistent=False)
+        self.heads = heads
+        self.hold("slopes")
+
+    def computed(self) -> Float[Tensor, " H"]:
+        """The slopes."""
+        return torch.tensor(alibi_slopes(self.heads))
 
     def bias(self, q: Span, k: Span, device: torch.device) -> Float[Tensor, "#B H T S"]:
         """(B or 1, H, T, S)."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from functools import lru_cache
-from typing import Literal, final
+from typing import Final, Literal, final
 
 import torch
 from jaxtyping import Float
@@ -29,9 +29,11 @@ from torch import Tensor
 from brickformer.errors import BrickError, SpecError
 from brickformer.mask import EMPTY, Span
 from brickformer.positions.base import Position, PositionSpec
+from brickformer.ranges import STEEP, check_positive, check_width
 from brickformer.spec import Spec, spec
 
 Layout = Literal["half", "interleaved"]
+THETA: Final = 1e15
 
 
 class RopeScaling(Spec):
@@ -69,8 +71,8 @@ class Rope(PositionSpec):
 
     def check(self) -> None:
         """The base is above 1, the width even."""
-        if self.theta <= 1.0:
-            raise self.refuse("theta", "a base above 1")
+        if not 1.0 < self.theta <= THETA:
+            raise self.refuse("theta", f"a base above 1, at most {THETA:g}")
         if self.width is not None and (self.width < 2 or self.width % 2):
             raise self.refuse("width", "an even number, at least 2: rotary turns pairs")
 
@@ -222,8 +224,11 @@ class Yarn(RopeScaling):
     def check(self) -> None:
         """A factor of at least 1, fast above slow."""
         _check_factor(self, self.factor)
-        if self.original < 1:
-            raise self.refuse("original", "the length of the training inputs, at least 1")
+        check_width(self, "original", self.original)
+        check_positive(self, "fast", self.fast)
+        check_positive(self, "slow", self.slow)
+        if self.sharpening is not None:
+            check_positive(self, "sharpening", self.sharpening)
         if not self.fast > self.slow > 0.0:
             raise self.refuse("fast", f"more than slow={self.slow:g}, and slow above 0")
 
@@ -259,6 +264,9 @@ class Llama3(RopeScaling):
     def check(self) -> None:
         """A factor of at least 1, high above low."""
         _check_factor(self, self.factor)
+        check_width(self, "original", self.original)
+        check_positive(self, "low", self.low)
+        check_positive(self, "high", self.high)
         if not self.high > self.low > 0.0:
             raise self.refuse("high", f"more than low={self.low:g}, and low above 0")
 
@@ -284,8 +292,7 @@ class Dynamic(RopeScaling):
     def check(self) -> None:
         """A factor of at least 1, some positions."""
         _check_factor(self, self.factor)
-        if self.original < 1:
-            raise self.refuse("original", "the length of the training inputs, at least 1")
+        check_width(self, "original", self.original)
 
     def rates(self, width: int, theta: float, dtype: torch.dtype) -> Float[Tensor, " R"]:
         """Those without scaling."""
@@ -297,5 +304,5 @@ class Dynamic(RopeScaling):
 
 
 def _check_factor(of: Spec, factor: float) -> None:
-    if factor < 1.0:
-        raise of.refuse("factor", "at least 1 (1 changes nothing)")
+    if not 1.0 <= factor <= STEEP:
+        raise of.refuse("factor", f"at least 1 (1 changes nothing), at most {STEEP:,.0f}")

@@ -65,7 +65,7 @@ def twin_of(spec: ModelSpec) -> Twin:
     """The twin of a model. Errors: SpecError when the model cannot be built, with the place."""
     groups = {path: distinct(side.layers) for path, side in sides(spec).items()}
     kept = {path: list(group) for path, group in groups.items()}
-    _buildable(_keep(spec, kept))
+    shapes_of(_keep(spec, kept))  # at its own size, without memory
     small = _small(_keep(spec, kept))
     names = tuple(f"{path}layers.{i}" for path, places in kept.items() for i in places)
     alike = tuple(count for group in groups.values() for count in group.values())
@@ -121,16 +121,6 @@ def _keep(spec: ModelSpec, kept: Mapping[str, list[int]]) -> ModelSpec:
             return of(spec, "")
         case _:
             raise AssertionError("sides() has refused it")
-
-
-def _buildable(spec: ModelSpec) -> None:
-    """At its own size, without memory. Errors: SpecError, whatever a brick of somebody's own raises."""
-    try:
-        shapes_of(spec)
-    except BrickError:
-        raise
-    except Exception as e:
-        raise SpecError(f"{spec.kind}: cannot be built: {type(e).__name__}: {e}") from e
 
 
 def _small(spec: ModelSpec) -> ModelSpec:

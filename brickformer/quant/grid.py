@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Final, final
 
 import torch
@@ -168,16 +167,15 @@ class NF4(Scheme):
 
     def code(self, w: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
         """uint8 from 0 to 15: the nearest level."""
-        levels = nf4_levels().to(w.device)
+        levels = LEVELS.to(w.device)
         between = (levels[1:] + levels[:-1]) / 2
         return torch.bucketize((w / _safe(scale)).contiguous(), between).to(torch.uint8)
 
     def value(self, code: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
         """s level[c]."""
-        return nf4_levels().to(code.device)[code.int()] * scale.float()
+        return LEVELS.to(code.device)[code.int()] * scale.float()
 
 
-@lru_cache(maxsize=1)
 def nf4_levels() -> Float[Tensor, " 16"]:
     """8 quantiles above 0, 7 below and 0 itself, of evenly spaced probabilities, the largest scaled to 1."""
     with torch.inference_mode(False), torch.device("cpu"):
@@ -186,6 +184,10 @@ def nf4_levels() -> Float[Tensor, " 16"]:
         below = -torch.special.ndtri(torch.linspace(end, 0.5, 8, dtype=torch.float64)[:-1])
         levels = torch.cat([below, torch.zeros(1, dtype=torch.float64), above]).sort().values
         return (levels / levels[-1]).float()
+
+
+LEVELS: Final = nf4_levels()
+"""Of the codes 0 to 15."""
 
 
 def rounded_up(scale: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from brickformer.linear import CodedMap
 from brickformer.quant.codes import Coded, sizes
 from brickformer.quant.grid import Scheme
-from brickformer.quant.products import FEW, Product, choose, made
+from brickformer.quant.products import FEW, Product, choose, made, spelled_out, spells
 
 
 @final
@@ -113,7 +113,10 @@ class QuantLinear(_Coded, CodedMap):
     def forward(self, x: Float[Tensor, "*N I"]) -> Float[Tensor, "*N O"]:
         """(..., I) -> (..., O)."""
         if x.numel() <= FEW * self.in_features and x.numel() and not (x.requires_grad and torch.is_grad_enabled()):
-            product = self._kernel(self.coded)
+            compiling = torch.compiler.is_compiling()
+            if compiling and x.numel() == self.in_features and spells(self.coded):
+                return spelled_out(x, self.coded, self.bias, self.divide)
+            product = self._kernel.product if compiling else self._kernel(self.coded)
             if product is not None:
                 return _few(x, product, self.out_features, self.bias, self.divide)
         if self.divide is not None:
@@ -126,7 +129,8 @@ class QuantLinear(_Coded, CodedMap):
         self._kernel.forget()
 
     def product(self) -> Callable[[Tensor], Tensor]:
-        """`forward` without a look at the module; the sums and their order are the same."""
+        """`forward` without a look at the module; the sums and their order are the same. A graph that is compiled
+        after this has been asked for holds this product too."""
         kernel, most = self._kernel(self.coded), FEW * self.in_features
         outputs, bias, divide = self.out_features, self.bias, self.divide
         if kernel is None:

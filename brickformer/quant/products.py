@@ -10,6 +10,8 @@ arithmetic busy, and there the matrix is made once for all of them. They sum in 
 
     |y - exact| ≤ 2⁻⁸ · (|x| |W|ᵀ + |y|),   plus 2⁻⁸ · 8 s |x| of each group where groups have zero points of their own
 
+A compiled decode step multiplies one row with int8 codes on a CPU in a loop of its own, exactly: see product.py.
+
 Kernels want layouts of their own; the copy is made at first use and takes as many bytes again as 4-bit codes.
 """
 
@@ -67,6 +69,19 @@ def made(coded: Coded) -> Product | None:
             return _int4(coded, 8, _for_cuda, _CUDA)
         case _:
             return None
+
+
+def spells(coded: Coded) -> bool:
+    """Whether the compiler reads these codes faster than a kernel does."""
+    return coded.codes.dtype is torch.int8 and coded.codes.device.type == "cpu"
+
+
+def spelled_out(x: Tensor, coded: Coded, bias: Tensor | None, divide: Tensor | None) -> Tensor:
+    """One row (..., I) -> (..., O). Only for the compiler: as it stands it would write all of W * x out."""
+    row = x.reshape(-1).float()
+    once = (row if divide is None else row / divide).as_strided((coded.inputs,), (1,))  # a buffer, computed once
+    y = (coded.codes * once).sum(-1) * coded.scales[:, 0]
+    return (y if bias is None else y + bias).to(x.dtype).view(*x.shape[:-1], len(coded.codes))
 
 
 _CPU: Any = torch.ops.aten._weight_int4pack_mm_for_cpu

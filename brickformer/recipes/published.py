@@ -20,13 +20,18 @@ from brickformer.errors import RunError
 from brickformer.files import read_text
 from brickformer.hf.load import Checkpoint
 from brickformer.hf.tokenizer import TokenizerFiles, plain_tokenizer, read_tokenizer
+from brickformer.mask import Mask
 from brickformer.models import AnyModel, EncoderDecoderModel
 from brickformer.recipes.run import Run
+from brickformer.recipes.standard import advising
 from brickformer.recipes.trained import Trained
-from brickformer.tasks import CharTokenizer, Imported, PretrainedTokenizer, Tokenizer, WordTokenizer
+from brickformer.tasks import CharTokenizer, Imported, PretrainedTokenizer, Text, Tokenizer, WordTokenizer
+from brickformer.tasks.tokenizer import PAD
 from brickformer.train import RunFolder
 
 CONFIG: Final = "config.json"
+TARGET: Final = "target"
+"""Where the tokenizer of what is written stands, if it is not the one of what is read."""
 WANTED: Final = ("*.json", "*.safetensors", "*.model", "*.txt", "*.spm")
 
 
@@ -38,8 +43,10 @@ def load(path: Path | str, *, dtype: torch.dtype | None = None) -> Trained:
     """
     folder = _found(path)
     checkpoint = hf.load(folder, dtype=dtype)
-    target = _tokenizer(checkpoint)
+    target = _tokenizer(checkpoint, folder)
     source = target if isinstance(checkpoint.model, EncoderDecoderModel) else None
+    if source is not None and (folder / TARGET).is_dir():
+        target = _tokenizer(checkpoint, folder / TARGET)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).expanduser().resolve().name).strip(".-") or "imported"
     run = Run(task=Imported(str(path)), model=checkpoint.model.spec, name=name)
     return Trained(run, checkpoint.model, source, target)
@@ -63,8 +70,8 @@ def _found(path: Path | str) -> Path:
         raise RunError(f"{path}: no such folder, and the hub does not give it: {reason}") from None
 
 
-def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    files = read_tokenizer(checkpoint.path, checkpoint.config)
+def _tokenizer(checkpoint: Checkpoint, folder: Path) -> Tokenizer:
+    files = read_tokenizer(folder, checkpoint.config)
     if files is None:
         spec: Any = checkpoint.model.spec
         vocab = spec.decoder.vocab if isinstance(checkpoint.model, EncoderDecoderModel) else spec.vocab
@@ -76,27 +83,55 @@ def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
 def save(
     model: AnyModel | Trained, path: Path | str, *, max_len: int | None = None, family: str | None = None
 ) -> hf.Saved:
-    """Write a model, or a trained one with its tokenizer, to a new folder that the `transformers` library reads.
+    """Write a model, or a trained one with its tokenizers, to a new folder that the `transformers` library reads.
 
     max_len: the longest input, for the configuration; default what is known. family: this one or none.
     Errors: SpecError where no family computes the same, naming the brick; RunError: the folder is taken, the disk full.
     """
     if not isinstance(model, Trained):
         return hf.save(model, path, extra=_lengths(max_len), family=family)
-    like, files = None, _files(model.target)
-    texts = dict(files.files)
-    if CONFIG in texts:
-        like = json.loads(texts.pop(CONFIG))
-    extra = {"bos_token_id": files.bos, "eos_token_id": files.ends[0] if files.ends else None}
-    extra |= _lengths(max_len)
-    return hf.save(model.model, path, like=like, extra=extra, files=texts, family=family)
+    texts, like = exported(model)
+    extra = ids(model) | lengths(model) | _lengths(max_len)
+    with advising(model.run):
+        return hf.save(model.model, path, like=like, extra=extra, files=texts, family=family)
+
+
+def exported(trained: Trained) -> tuple[dict[str, str], dict[str, Any] | None]:
+    """(the files of its tokenizers, by name; the configuration it came with, if any).
+
+    The one that reads a source is the folder's own; what writes another vocabulary has a folder `target` in it.
+    """
+    texts = dict(files_of(trained.source or trained.target).files)
+    like = json.loads(texts.pop(CONFIG)) if CONFIG in texts else None
+    if trained.source is not None and trained.source != trained.target:
+        texts |= {f"{TARGET}/{name}": text for name, text in files_of(trained.target).files.items() if name != CONFIG}
+    return texts, like
+
+
+def ids(trained: Trained) -> dict[str, int | None]:
+    """The ids at which a text begins, ends, and is filled up."""
+    files, pairs = files_of(trained.target), trained.source is not None
+    found = {"bos_token_id": files.bos, "eos_token_id": files.ends[0] if files.ends else None}
+    if isinstance(trained.target, PretrainedTokenizer):
+        return found
+    found["pad_token_id"] = PAD if trained.target.specials else None
+    return found | ({"decoder_start_token_id": files.bos} if pairs else {})
+
+
+def lengths(trained: Trained) -> dict[str, int]:
+    """The longest text it learnt from, where nothing but that limits what it reads."""
+    task = trained.run.task
+    masks = [part for part in trained.run.model.parts() if isinstance(part, Mask)]
+    windowed = bool(masks) and all(mask.window is not None for mask in masks)
+    return _lengths(task.context if isinstance(task, Text) and not windowed else None)
 
 
 def _lengths(max_len: int | None) -> dict[str, int]:
     return {} if max_len is None else {"max_position_embeddings": max_len}
 
 
-def _files(tokenizer: Tokenizer) -> TokenizerFiles:
+def files_of(tokenizer: Tokenizer) -> TokenizerFiles:
+    """A tokenizer as files that others read."""
     match tokenizer:
         case PretrainedTokenizer():
             return TokenizerFiles(tokenizer.files, tokenizer.bos, tokenizer.ends)

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from brickformer.presets import vaswani_small
 from brickformer.recipes.run import FROM_DATA, Run
+from brickformer.recipes.standard import standard
 from brickformer.tasks.reverse import Reverse
 from brickformer.train.optim import AdamW, Muon
 from brickformer.train.schedule import Cosine
 from brickformer.train.settings import Training
 
 
-def reverse() -> Run:
+def reverse(model: str | None = None) -> Run:
     """D = 128, 2 + 2 layers, 4 heads; Muon on the matrices, AdamW on the rest; the mean of the weights over 33 steps.
 
     The mean is what holds the last few sequences: single steps move between 497 and 500 of 500.
+    model: "marian" (standard.py), which other libraries read. Errors: SpecError: an unknown model.
     """
+    if model is not None:
+        return reverse().but(model=standard("reverse", model)(shared=True, dropout=0.0))
     return Run(
         task=Reverse(),
         model=vaswani_small(vocab=FROM_DATA, shared=True).but(**{"decoder.head.tied": False}),

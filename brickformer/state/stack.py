@@ -147,8 +147,11 @@ class StackState:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by all layers."""
-        return sum(part.nbytes for part in self._parts())
+        """Bytes held by all layers, and by what is known of padding: that of a memory is shared by the layers."""
+        sources = [layer.cross.at for layer in self.layers if layer.cross is not None]
+        known = (self.padding, *(at.pos for at in sources if at is not None))
+        shared = {id(x): x.nbytes for x in known if x is not None}
+        return sum(part.nbytes for part in self._parts()) + sum(shared.values())
 
     def _parts(self) -> list[State]:
         return [part for layer in self.layers for part in layer.parts()]

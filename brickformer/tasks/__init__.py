@@ -1,7 +1,7 @@
 """What a model learns: made-up digits, text files, pairs of sentences. Each task is a spec that prepares its data."""
 
 from brickformer.tasks.batch import IGNORE, Batch, pad
-from brickformer.tasks.files import read_lines, read_pieces
+from brickformer.tasks.files import read_lines, read_pieces, read_stream
 from brickformer.tasks.imported import Imported
 from brickformer.tasks.pairs import Pairs
 from brickformer.tasks.pretrained import PretrainedTokenizer
@@ -45,4 +45,5 @@ __all__ = [
     "pad",
     "read_lines",
     "read_pieces",
+    "read_stream",
 ]

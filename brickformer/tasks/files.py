@@ -11,7 +11,7 @@ import io
 import os
 from collections.abc import Iterator
 from difflib import get_close_matches
-from typing import BinaryIO, Final
+from typing import Final
 
 from brickformer.errors import DataError
 
@@ -27,45 +27,66 @@ _OTHER_MARKS: Final = (
 def read_pieces(path: str) -> Iterator[str]:
     """The text of a file in pieces of about a megabyte. Errors: DataError: missing, a directory, unreadable, empty,
     binary (a NUL byte), or not UTF-8; with the offset in bytes from the start of the file, counted from 0."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    line_ends = io.IncrementalNewlineDecoder(None, translate=True)
-    offset, line, empty = 0, 1, True
+    empty = True
     with _open(path) as file:
-        while True:
-            piece = _read(file, path)
-            last = not piece
-            if offset == 0:
-                _refuse_other_encodings(piece, path)
-                if piece.startswith(codecs.BOM_UTF8):
-                    piece, offset = piece[3:], 3
-            nul = piece.find(b"\0")
-            if nul >= 0:
-                raise DataError(f"{path}: binary file (a NUL byte at offset {offset + nul}), expected UTF-8 text.")
-            begun = len(decoder.getstate()[0])  # bytes of a character cut by the end of the last piece
-            try:
-                text = decoder.decode(piece, last)
-            except UnicodeDecodeError as e:
-                at, bad = offset - begun + e.start, e.object[e.start]
-                row = line + e.object[: e.start].count(b"\n")
-                raise DataError(
-                    f"{path}: byte 0x{bad:02x} at offset {at} (line {row}) is not UTF-8 ({e.reason}). "
-                    "Save the file as UTF-8 text."
-                ) from None
-            offset, line = offset + len(piece), line + piece.count(b"\n")
-            text = line_ends.decode(text, last)
-            if text:
-                empty = False
-                yield text
-            if last:
-                break
+        for text in _pieces(file, path):
+            empty = False
+            yield text
     if empty:
         raise DataError(f"{path}: the file is empty, expected UTF-8 text.")
 
 
 def read_lines(path: str) -> Iterator[tuple[int, str]]:
-    """The lines of a file, numbered from 1, without their ends. Errors: as `read_pieces`."""
+    """The lines of a file, numbered from 1, without their ends. Errors: as `read_pieces`, after the lines before it."""
+    return _lines(read_pieces(path))
+
+
+def read_stream(file: io.BufferedIOBase, name: str) -> Iterator[tuple[int, str]]:
+    """The lines of an open file, each as soon as it is there; none is fine. Errors: as `read_lines`."""
+    return _lines(_pieces(file, name))
+
+
+def _pieces(file: io.BufferedIOBase, path: str) -> Iterator[str]:
+    """The text of a file as it comes; where it is not text, what is before that, then the error."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    line_ends = io.IncrementalNewlineDecoder(None, translate=True)
+    offset, line = 0, 1
+    while True:
+        piece = _read(file, path)
+        last = not piece
+        if offset == 0:
+            _refuse_other_encodings(piece, path)
+            if piece.startswith(codecs.BOM_UTF8):
+                piece, offset = piece[3:], 3
+        wrong = None
+        nul = piece.find(b"\0")
+        if nul >= 0:
+            wrong = DataError(f"{path}: binary file (a NUL byte at offset {offset + nul}), expected UTF-8 text.")
+            piece = piece[:nul]
+        begun = len(decoder.getstate()[0])  # bytes of a character cut by the end of the last piece
+        try:
+            text = decoder.decode(piece, last)
+        except UnicodeDecodeError as e:
+            at, bad = offset - begun + e.start, e.object[e.start]
+            row = line + e.object[: e.start].count(b"\n")
+            wrong = wrong or DataError(
+                f"{path}: byte 0x{bad:02x} at offset {at} (line {row}) is not UTF-8 ({e.reason}). "
+                "Save the file as UTF-8 text."
+            )
+            text = e.object[: e.start].decode()
+        offset, line = offset + len(piece), line + piece.count(b"\n")
+        text = line_ends.decode(text, last)
+        if text:
+            yield text
+        if wrong is not None:
+            raise wrong
+        if last:
+            break
+
+
+def _lines(pieces: Iterator[str]) -> Iterator[tuple[int, str]]:
     number, begun = 1, list[str]()  # pieces of a line whose end is not read yet: joined once, however long it is
-    for piece in read_pieces(path):
+    for piece in pieces:
         *whole, rest = piece.split("\n")
         for end in whole:
             yield number, "".join((*begun, end))
@@ -76,7 +97,7 @@ def read_lines(path: str) -> Iterator[tuple[int, str]]:
         yield number, last
 
 
-def _open(path: str) -> BinaryIO:
+def _open(path: str) -> io.BufferedReader:
     try:
         return open(os.path.expanduser(path), "rb")
     except FileNotFoundError:
@@ -90,9 +111,9 @@ def _open(path: str) -> BinaryIO:
         raise DataError(f"{shown}: cannot be opened: {_reason(e)}.") from None
 
 
-def _read(file: BinaryIO, path: str) -> bytes:
+def _read(file: io.BufferedIOBase, path: str) -> bytes:
     try:
-        return file.read(PIECE)
+        return file.read1(PIECE)
     except OSError as e:
         raise DataError(f"{path}: cannot be read: {_reason(e)}.") from None
 

@@ -207,6 +207,10 @@ def test_what_explain_counts_is_what_a_real_model_does(brick: Brick) -> None:
     assert f"parameters {sum(p.numel() for p in model.parameters()):,} (" in said
 
 
+def test_explain_counts_layers_in_good_english(brick: Brick) -> None:
+    assert "layers.0.mixer (and in 1 layer like it)" in explained(brick, "gpt2", "--set", "depth=2")
+
+
 def test_explain_says_what_cannot_be_combined() -> None:
     def said(**changes: object) -> str:
         return "\n".join(limits_of(twin_of(gpt2(vocab=50).but(**changes))))

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 import pytest
 from cli.conftest import Brick
+
+from brickformer.errors import RunError
+from brickformer.generate.engine import Decoding
 
 
 def test_it_answers(brick: Brick, trained: Path) -> None:
@@ -64,7 +68,64 @@ def test_beam_search(brick: Brick, trained: Path) -> None:
 
 def test_what_is_not_text_on_standard_input(brick: Brick, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"1 2 3\n\xff\xfe\n"), encoding="utf-8"))
-    assert "standard input, after line" in brick("generate", tiny).error
+    said = brick("generate", tiny)
+    assert "standard input: byte 0xff at offset 6 (line 2) is not UTF-8" in said.error
+    assert said.out == brick("generate", tiny, "1 2 3").out, "the line before it is answered"
+
+
+@pytest.mark.parametrize("source", ["file", "standard input", "pipe"])
+@pytest.mark.parametrize(
+    ("data", "items", "error"),
+    [
+        (b"\xef\xbb\xbf7 1 4\r\n1 2 3\r\n", ["7 1 4", "1 2 3"], None),
+        (b"7 1 4\r1 2 3", ["7 1 4", "1 2 3"], None),
+        (b"7 1 4\n\n1 2 3\n", ["7 1 4", "1 2 3"], None),
+        (b"7 1 4\n1 2 3\n4 \x00 5\n", ["7 1 4", "1 2 3"], "binary file (a NUL byte at offset 14)"),
+        (b"7 1 4\n1 2 3\n4 \xe4\xbd\n", ["7 1 4", "1 2 3"], "byte 0xe4 at offset 14 (line 3) is not UTF-8"),
+        ("7 1 4\n".encode("utf-16"), [], "UTF-16 text"),
+    ],
+    ids=["mark", "CR", "blank", "NUL", "cut", "UTF-16"],
+)
+def test_text_as_systems_write_it(
+    brick: Brick, tiny: Path, monkeypatch: pytest.MonkeyPatch, source: str, data: bytes, items: list[str], error: str
+) -> None:
+    asked = []
+    match source:
+        case "file":
+            Path("items").write_bytes(data)
+            asked = ["items"]
+        case "pipe":  # <(command)
+            out, into = os.pipe()
+            os.write(into, data)
+            os.close(into)
+            asked = [f"/dev/fd/{out}"]
+        case _:
+            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+    said = brick("generate", tiny, *asked)
+    answers = brick("generate", tiny, *items).out.splitlines() if items else []
+    assert [line for line in said.out.splitlines() if line] == answers
+    assert error in said.error if error else said.code == 0
+
+
+@pytest.mark.parametrize("stops", [KeyboardInterrupt, RunError])
+def test_what_ends_a_stream_has_a_line_of_its_own(
+    brick: Brick, tiny: Path, monkeypatch: pytest.MonkeyPatch, stops: type[BaseException]
+) -> None:
+    step = Decoding.step
+
+    def ends(run: Decoding) -> None:
+        if len(run.lanes[0].result.tokens) < 3:
+            step(run)
+        elif stops is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        else:
+            run._fail(RunError("enough."))
+
+    monkeypatch.setattr(Decoding, "step", ends)
+    Path("items").write_text("1 2 3\n")
+    said = brick("generate", tiny, "items", "--stream", "--set", "min_tokens=5")
+    assert said.out.count("\n") == 1 and said.out.endswith("\n") and len(said.out.split()) == 3
+    assert said.err == ("brick: stopped.\n" if stops is KeyboardInterrupt else "brick: items, line 1, enough.\n")
 
 
 def test_wrong_settings(brick: Brick, tiny: Path) -> None:

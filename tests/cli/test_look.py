@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import socket
+import struct
 import threading
 import urllib.error
 import urllib.request
@@ -83,8 +86,6 @@ def test_a_run_is_looked_at(brick: Brick, trained: Path, tmp_path: Path) -> None
 
 
 def test_the_page_goes_into_the_run_folder(brick: Brick, tiny: Path, tmp_path: Path) -> None:
-    import shutil
-
     run = tmp_path / "run"
     shutil.copytree(tiny, run)
     assert brick("look", run, "1 2 3", "--only", "decoder.stack.layers.1.cross", *SHORT).code == 0
@@ -109,12 +110,22 @@ def test_the_page_goes_into_the_run_folder(brick: Brick, tiny: Path, tmp_path: P
         (["RUN", "--training", "--live", "--out", "x.html"], "writes none"),
         (["RUN", "7 1", "--set", "width=3"], "one answer is written"),
         (["RUN", "7 1", "--set", "tempratur=3"], "did you mean 'temperature'"),
-        (["RUN", "7 1", "--only", "nowhere", *SHORT], "none of the rows and layers asked for"),
+        (["RUN", "7 1", "--only", "nowhere", *SHORT], "expected the path of a part; known: "),
+        (
+            ["RUN", "7 1", "--only", "decoder.stack.layers.1.cros", *SHORT],
+            "did you mean 'decoder.stack.layers.1.cross'?",
+        ),
+        (
+            ["RUN", "7 1", "--only", "encoder:9", *SHORT],
+            "got head '9' of encoder.stack.layers.0.mixer, expected one of 1",
+        ),
         (["nowhere", "7 1"], "no such run folder"),
         (["FOREIGN:make", "7 1"], "belongs to a run"),
         (["FOREIGN:empty"], "no attention was seen in Linear"),
         (["FOREIGN:number"], "returned int; expected (model, inputs, tokens)"),
         (["FOREIGN:broken"], "raised ValueError: no"),
+        (["FOREIGN:make", "--only", "layers.1"], "known: layers.0.self_attn"),
+        (["FOREIGN:make", "--only", "layers:5"], "got head '5' of layers.0.self_attn, expected one of 1, 2, 3, 4"),
         (["FOREIGN:shape"], "shape: the model raised"),
         (["FOREIGN:no_axes"], "no_axes: the model raised"),
         (["FOREIGN:no_list"], "the tokens are int; expected a list of texts"),
@@ -128,6 +139,14 @@ def test_what_cannot_be_looked_at(brick: Brick, tiny: Path, tmp_path: Path, args
     before = contents(tiny)
     assert expected in brick("look", *args).error
     assert contents(tiny) == before
+
+
+@pytest.mark.parametrize(("place", "expected"), [("nowhere/x.html", "no such folder"), ("x.html", "it is a folder")])
+def test_a_page_that_cannot_be_written(brick: Brick, tiny: Path, tmp_path: Path, place: str, expected: str) -> None:
+    (tmp_path / "x.html").mkdir()
+    said = brick("look", tiny, "7 1", "--out", tmp_path / place, "--only", "decoder:1", *SHORT)
+    assert said.code == 2 and expected in said.err and said.err.count("\n") == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["x.html"]
 
 
 def test_a_longer_text_than_the_model_takes(brick: Brick, tiny: Path) -> None:
@@ -167,6 +186,35 @@ def test_the_live_page_is_for_this_machine_and_has_two_addresses(tiny: Path) -> 
         finally:
             at.shutdown()
             thread.join()
+
+
+def test_the_live_page_outlives_a_browser_that_hangs_up_and_a_run_that_is_gone(
+    tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run, aside = tmp_path / "run", tmp_path / "aside"
+    shutil.copytree(tiny, run)
+    with server(run) as at:
+        thread = threading.Thread(target=at.serve_forever)
+        thread.start()
+        try:
+            port = at.server_address[1]
+            for _ in range(3):
+                with socket.create_connection(("127.0.0.1", port)) as s:
+                    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
+                    s.sendall(f"GET / HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+            data = f"http://127.0.0.1:{port}/data.json"
+            run.rename(aside)
+            with pytest.raises(urllib.error.HTTPError) as e:
+                urllib.request.urlopen(data)
+            assert e.value.code == 503
+            e.value.close()
+            aside.rename(run)
+            with urllib.request.urlopen(data) as answer:
+                assert json.loads(answer.read())["live"]
+        finally:
+            at.shutdown()
+            thread.join()
+    assert capfd.readouterr().err == ""
 
 
 # ---- drawings
@@ -217,6 +265,21 @@ def test_parallel_branches_stand_side_by_side(brick: Brick, arrange: str) -> Non
     texts = drawn(brick, "gpt2", "--set", f"layers.*.arrange={arrange}", "--set", "depth=2")
     norms = sum(t.startswith("LayerNorm") for t in texts)
     assert norms == (2 if arrange == "parallel" else 3) and "× 2" in texts
+
+
+def test_rounds_experts_positions_and_what_stands_behind_a_convolution(brick: Brick, tmp_path: Path) -> None:
+    from brickformer import GLU, Attention, Decoder, Layer, Rope
+    from brickformer.mixers.shortconv import ShortConv
+    from brickformer.moe import MoE, Router
+
+    experts = MoE(4, GLU(24), Router(top_k=2), shared=GLU(8))
+    layers = (Layer(Attention(heads=4, position=Rope()), experts), Layer(ShortConv(Attention(heads=2)), GLU(32)))
+    (tmp_path / "spec.json").write_text(Decoder(50, 16, (*layers, layers[1]), loops=3).to_json())
+    texts = drawn(brick, "spec.json")
+    assert texts.count("3 rounds") == 1 and texts.count("× 2") == 1, "all layers go round together"
+    assert "4 experts, 2 used, 1 shared, 16 → 24 → 16" in texts and "4 heads × 4, rotary, causal" in texts
+    assert any(t.startswith("shortconv + attention ·") for t in texts)
+    assert "convolution of 4, 2 heads × 8, causal" in texts
 
 
 def test_a_drawing_needs_a_name(brick: Brick) -> None:

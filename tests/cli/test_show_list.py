@@ -70,6 +70,25 @@ def test_more_context_means_more_operations(brick: Brick) -> None:
     near, far = (brick("show", "gpt2", "--context", n).out for n in ("1", "1001"))
     assert "247 M a token" in near and "284 M a token" in far  # 4 · 768 · 12 more for each token
     assert "expected at least 1" in brick("show", "gpt2", "--context", "0").error
+    for verb in ("show", "explain"):
+        assert (
+            "got 1025, expected at most as many positions as the model knows, 1,024"
+            in brick(verb, "gpt2", "--context", "1025").error
+        )
+        assert "the model knows, 2,147,483,647" in brick(verb, "llama", "--context", "9" * 30).error
+
+
+def test_a_window_lets_go_of_what_is_behind_it(brick: Brick) -> None:
+    """Bytes a token are those of a cache that grows; what is held is that of one that stopped growing."""
+    assert "bytes a token; " in brick("show", "gpt2").out
+    said = " ".join(brick("show", "gpt2", "--set", "layers.*.mixer.mask.window=128").out.split())
+    assert "73,728 bytes a token until a window is full; 18.9 MB for 1,024 tokens" in said
+
+
+def test_a_star_may_begin_a_path_in_a_preset(brick: Brick) -> None:
+    out = " ".join(brick("show", "vaswani", "--set", "*.layers.*.place=post").out.split())
+    assert out.count("place='post'") == 2
+    assert "* stands for nothing here" in brick("show", "vaswani", "--set", "*.heads=3").error
 
 
 def test_a_run_and_files_of_its_spec_show_the_same(brick: Brick, tiny: Path) -> None:

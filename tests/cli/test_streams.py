@@ -43,6 +43,14 @@ def test_output_on_a_full_disk_is_an_error(brick: Brick, monkeypatch: pytest.Mon
     assert err.getvalue() == "brick: input or output: No space left on device.\n"
 
 
+def test_nobody_reads_an_answer_to_its_end(brick: Brick, monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+    """`brick generate ... | head -c 10`, streaming or not."""
+    for more in ([], ["--stream"]):
+        monkeypatch.setattr(sys, "stdout", Broken(BrokenPipeError()))
+        monkeypatch.setattr(sys, "stderr", err := io.StringIO())
+        assert main(["generate", str(tiny), "1 2 3", *more]) == 0 and not err.getvalue()
+
+
 @pytest.mark.parametrize("error", [BrokenPipeError(), OSError(errno.EIO, "Input/output error")])
 def test_a_run_goes_on_when_nobody_reads_its_progress(error: OSError) -> None:
     """`brick train ... 2>&1 | head -1`, a terminal that was closed."""

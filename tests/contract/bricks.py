@@ -123,6 +123,7 @@ MIXERS: Mapping[str, Mix] = {
     "lstm_one_way": recurrent(LSTM(hidden=12)),
     "mamba": recurrent(Mamba(state=3)),
     "mamba_full": recurrent(Mamba(state=2, inner=10, conv=2, rank=3, bias=True, conv_bias=False)),
+    "mamba_normed": recurrent(Mamba(state=3, rank=4, inner_norm=RMSNorm())),
     "mamba2": recurrent(Mamba2(head_dim=8, state=4)),
     "mamba2_full": recurrent(Mamba2(heads=4, head_dim=3, state=4, groups=2, conv=2, bias=True, conv_bias=False)),
     "delta": recurrent(GatedDelta(heads=2)),

@@ -17,14 +17,21 @@ from brickformer.layers import Layer, pattern
 from brickformer.mask import FULL, Mask, Span
 from brickformer.mixers.attention import Attention
 from brickformer.mixers.cross import Cross
+from brickformer.mixers.delta import GatedDelta
+from brickformer.mixers.latent import LatentAttention
 from brickformer.mixers.lstm import LSTM
+from brickformer.mixers.mamba2 import Mamba2
 from brickformer.models import Decoder, DecoderModel, Encoder, EncoderDecoder, EncoderDecoderModel
 from brickformer.moe import MoE, Router
-from brickformer.positions import Alibi, Learned, Randomized, Rope
+from brickformer.norms import DynamicTanh, LayerNorm, OffsetRMSNorm, RMSNorm, ScaleNorm
+from brickformer.positions import Alibi, Learned, Llama3, Ntk, Randomized, Rope, Sinusoid, Yarn
+from brickformer.shapes import shapes_of
 
 LAYER = Layer(Attention(4), MLP(8))
 TWO_WAY = Layer(Attention(4, mask=FULL), MLP(8))
 READER = Layer(Attention(4), MLP(8), cross=Cross(4))
+HUGE = 2**31 - 1
+WIDE = Attention(HUGE, head_dim=HUGE)  # more rows than any tensor may have
 RESIDUAL = Attention(4, value_residual=True)
 ENCODER, READING = Encoder(11, 16, (TWO_WAY,)), Decoder(11, 16, (READER,))
 
@@ -121,6 +128,50 @@ BUILDS: list[tuple[Callable[[], Any], str]] = [
         lambda: EncoderDecoder(ENCODER, Decoder(11, 16, (Layer(Attention(4, mask=FULL), MLP(8), Cross(4)),))).build(),
         "decoder.layers.0.mixer: sees the future",
     ),
+    # numbers of which a model would make NaN, inf or an error of a kernel
+    (lambda: LayerNorm(eps=-1e-5), "layernorm.eps: got -1e-05, expected above 0, such as 1e-6"),
+    (lambda: RMSNorm(eps=0.0), "rmsnorm.eps: got 0.0, expected above 0"),
+    (lambda: OffsetRMSNorm(eps=-1.0), "offset_rmsnorm.eps: got -1.0"),
+    (lambda: ScaleNorm(eps=-1.0), "scalenorm.eps: got -1.0"),
+    (lambda: GatedDelta(2, eps=-1.0), "gated_delta.eps: got -1.0"),
+    (lambda: Mamba2(eps=-1.0), "mamba2.eps: got -1.0"),
+    (lambda: DynamicTanh(alpha=1e9), "dynamictanh.alpha: got 1000000000.0, expected above 0, from 1e-06 to 1,000,000"),
+    (lambda: Attention(4, softcap=1e20), "attention.softcap: got 1e+20, expected a cap above 0, from 1e-06 to 1,000,0"),
+    (lambda: Head(softcap=1e-20), "head.softcap: got 1e-20, expected a cap above 0, from 1e-06"),
+    (lambda: Attention(4, scale=-1e20), "attention.scale: got -1e+20, expected a size of at most 1,000,000"),
+    (lambda: Cross(4, scale=1e20), "cross.scale: got 1e+20, expected a size of at most 1,000,000"),
+    (lambda: LatentAttention(4, 8, 4, scale=1e20), "latent.scale: got 1e+20, expected a size of at most 1,000,000"),
+    (lambda: Layer(Attention(4), layerscale=1e20), "layer.layerscale: got 1e+20, expected a size of at most 1,000,0"),
+    (lambda: Router(scale=0.0), "router.scale: got 0.0, expected above 0"),
+    (lambda: Rope(theta=1e20), "rope.theta: got 1e+20, expected a base above 1, at most 1e+15"),
+    (lambda: Ntk(1e20), "ntk.factor: got 1e+20, expected at least 1 (1 changes nothing), at most 1,000,000"),
+    (lambda: Yarn(4.0, 64, sharpening=1e20), "yarn.sharpening: got 1e+20, expected above 0, from 1e-06 to 1,000,000"),
+    (lambda: Yarn(4.0, 64, slow=1e-20), "yarn.slow: got 1e-20, expected above 0, from 1e-06"),
+    (lambda: Llama3(original=0), "llama3.original: got 0, expected at least 1"),
+    (
+        lambda: Attention(4, scale=1e-320),
+        "attention.scale: got 1e-320 (float), expected 0, or a size from 1e-30 to 1e+3",
+    ),
+    (lambda: Attention(4, scale=10**400), "attention.scale: got 1000000000"),
+    (
+        lambda: MLP(2**70),
+        "mlp.hidden: got 1180591620717411303424 (int), expected an integer below 2 to the power of 63",
+    ),
+    (lambda: MLP(2**40), "mlp.hidden: got 1099511627776, expected at most 2,147,483,647"),
+    (lambda: Attention(2**40, kv_heads=3), "attention.heads: got 1099511627776, expected at most 2,147,483,647"),
+    (lambda: Attention(4, kv_heads=-(2**70)), "attention.kv_heads: got -11805916207174113034"),
+    (lambda: Sinusoid(2**40), "sinusoid.max_len: got 1099511627776, expected at most 16,777,216"),
+    (lambda: Randomized(2**40), "randomized.range: got 1099511627776, expected at most 16,777,216"),
+    (lambda: Decoder(11, 16, (LAYER,), loops=2**40), "decoder.loops: got 1099511627776, expected at most 10,000"),
+    (lambda: pattern([LAYER], 2**40), "pattern(): got depth=1099511627776 for a unit of 1, expected a positive multi"),
+    (lambda: MoE(2**40, MLP(8)), "moe.experts: got 1099511627776, expected at most 10,000"),
+    (lambda: Decoder(HUGE, HUGE, (LAYER,)).build(), "decoder: got sizes for which there is not enough memory"),
+    (lambda: Encoder(11, 16, (Layer(WIDE),)).build(), "encoder: got sizes for which there is not enough memory"),
+    (lambda: shapes_of(Decoder(11, 16, (Layer(WIDE),))), "decoder: got sizes for which there is not enough memory"),
+    (
+        lambda: EncoderDecoder(Encoder(HUGE, HUGE, (TWO_WAY,)), Decoder(11, HUGE, (READER,))).build(),
+        "encoder_decoder: got sizes for which there is not enough memory, expected a model that fits. Lower vocab, dim",
+    ),
 ]
 
 
@@ -171,6 +222,28 @@ def test_ids_of_another_shape_are_refused(decoder: DecoderModel, ids: torch.Tens
     with pytest.raises(BrickError) as refused:
         decoder(ids)
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(("wrong", "says"), [(11, "got id 11 in row 1 at token 2"), (-100, "got id -100 in row 1")])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_an_id_that_no_row_of_the_table_stands_for(wrong: int, says: str, dtype: torch.dtype) -> None:
+    ids, good = torch.zeros(2, 4, dtype=dtype), torch.zeros(2, 4, dtype=dtype)
+    ids[1, 2] = wrong
+    both = EncoderDecoder(ENCODER, READING).build()
+    calls: dict[str, list[Callable[[], Any]]] = {
+        "decoder": [lambda: Decoder(11, 16, (LAYER,)).build()(ids), lambda: both(good, ids)],
+        "encoder": [lambda: ENCODER.build()(ids), lambda: both(ids, good)],
+    }
+    for side, each in calls.items():
+        for call in each:
+            with pytest.raises(BrickError, match=f"{side}: {says}.*expected 0 to 10. Use the tokenizer"):
+                call()
+
+
+def test_a_segment_that_no_row_stands_for() -> None:
+    encoder = ENCODER.but(embed=Embed(segments=2)).build()
+    with pytest.raises(BrickError, match=r"embed: got segment 2 in row 0 at token 1, expected 0 to 1. Raise Embed"):
+        encoder(torch.tensor([[1, 2]]), None, torch.tensor([[0, 2]]))
 
 
 def test_flex_has_no_gradient_on_a_cpu() -> None:

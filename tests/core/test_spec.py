@@ -289,7 +289,7 @@ def test_but_checks_rules_when_all_changes_are_made() -> None:
             DECODER.but(**{path: value})
     later = DECODER.but(**{"layers.0.mixer.heads": 8, "layers.0.mixer": Attention(2), "layers.0.mixer.bias": True})
     assert later.layers[0].mixer == Attention(2, bias=True)
-    with pytest.raises(SpecError, match=r"layers\.0\.mixer\.heads, layers\.0\.mixer\.kv_heads: attention\.kv_heads"):
+    with pytest.raises(SpecError, match=r"^layers\.0\.mixer: attention\.kv_heads: got 3, expected"):
         DECODER.but(**{"layers.0.mixer.heads": 8, "layers.0.mixer.kv_heads": 3})
 
 
@@ -307,11 +307,11 @@ def test_a_key_that_is_written_twice_is_refused() -> None:
     ("path", "value", "says"),
     [
         ("layers.*.mixer.heds", 4, "layers.0.mixer.heds: 'attention' has no such field; did you mean 'heads'?"),
-        ("layers.3.mixer.heads", 4, "layers.3: expected an index from 0 to 2, or *."),
-        ("layers.-4.mixer.heads", 4, "layers.-4: expected an index from 0 to 2, or *."),
-        ("layers.first.mixer", 4, "layers.first: expected an index from 0 to 2, or *."),
+        ("layers.3.mixer.heads", 4, "layers.3: expected a number from 0 to 2, or *."),
+        ("layers.-4.mixer.heads", 4, "layers.-4: expected a number from 0 to 2, or *."),
+        ("layers.first.mixer", 4, "layers.first: expected a number from 0 to 2, or *."),
         ("layers.0.mixer.heads", "4", "layers.0.mixer.heads: got '4' (str), expected int."),
-        ("layers.0.mixer.heads", 3, "layers.0.mixer.heads: attention.kv_heads: got 2, expected a divisor of heads=3"),
+        ("layers.0.mixer.heads", 3, "layers.0.mixer: attention.kv_heads: got 2, expected a divisor of heads=3"),
         ("vocab.size", 3, "vocab.size: vocab is 11, which has no fields."),
         ("layers.0.mixer.qk_norm.eps", 3, "is None, which has no fields."),
         ("layers.0.place", "pst", "layers.0.place: got 'pst' (str), expected 'pre' | 'post'"),
@@ -322,6 +322,25 @@ def test_but_refuses_what_does_not_fit(path: str, value: Any, says: str) -> None
     with pytest.raises(SpecError) as refused:
         DECODER.but(**{path: value})
     assert says in str(refused.value)
+
+
+def test_a_star_among_parts_is_every_part_that_has_the_rest_of_the_path() -> None:
+    assert PAIR.but(**{"*.dim": 8}).decoder.dim == 8
+    both = PAIR.but(**{"*.layers.*.dropout": 0.25})
+    assert {layer.dropout for side in (both.encoder, both.decoder) for layer in side.layers} == {0.25}
+    with pytest.raises(SpecError, match=r"^\*\.heads: \* stands for nothing here; no part has such a field"):
+        DECODER.but(**{"*.heads": 3})
+
+
+def test_a_brick_by_its_name_is_given_its_fields_by_later_changes() -> None:
+    for first in ("mlp", {"kind": "mlp"}):
+        changed = DECODER.but(**{"layers.0.ffn": first, "layers.0.ffn.hidden": 9})
+        assert changed.layers[0].ffn == MLP(9)
+    given = {"kind": "mlp", "hidden": 3}
+    assert DECODER.but(**{"layers.0.ffn": given, "layers.0.ffn.hidden": 9}).layers[0].ffn == MLP(9)
+    assert given == {"kind": "mlp", "hidden": 3}  # what was given is not written into
+    with pytest.raises(SpecError, match=r"^layers\.0\.ffn\.hidden: missing; 'mlp' needs it"):
+        DECODER.but(**{"layers.0.ffn": "mlp"})
 
 
 @pytest.mark.parametrize(

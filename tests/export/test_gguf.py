@@ -4,6 +4,8 @@ rotary rows and transposes back by itself), and llama.cpp where its Python packa
 from __future__ import annotations
 
 import json
+import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from brickformer.export.llama_check import installed
 from brickformer.export.llamacpp import ARCHITECTURES, architecture, fields
 from brickformer.export.vocabulary import vocabulary
 from brickformer.feedforward import MLP
+from brickformer.hf.save import configuration, theirs
 from brickformer.hf.tokenizer import plain_tokenizer
 from brickformer.mixers.lstm import LSTM
 from brickformer.presets import gpt2, llama, vaswani_small
@@ -126,6 +129,35 @@ def test_every_tensor_has_its_place(name: str, tmp_path: Path) -> None:
     assert bytes(read.fields["general.architecture"].parts[-1]).decode() == ARCHITECTURES[name.split()[0]].name
 
 
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+def test_every_file_is_read_back(name: str, kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without llama.cpp too: equal in float32 (but for 1 + g), near in others; numbers that are off are refused."""
+    module = import_module("brickformer.export.gguf")
+    run = trained(name, tmp_path / "theirs")
+    back = export_gguf(run, tmp_path / "good.gguf", kind, tokenizer=False).back
+    assert back <= {"f32": 2e-5 if name == "gemma2" else 0.0, "f16": 0.05, "q8_0": 0.5, "q4_0": 20.0}[kind]
+    assert back > 0.0 or kind == "f32"
+    honest = module.stored
+
+    def spoiled(theirs: str, tensor: Any, *more: Any) -> Any:
+        return honest(theirs, tensor.roll(1, 0) if "down_proj" in theirs or "c_fc.w" in theirs else tensor, *more)
+
+    monkeypatch.setattr(module, "stored", spoiled)
+    with pytest.raises(RunError, match=r"read back, (model\.)?\S+ is off by"):
+        export_gguf(run, tmp_path / "out.gguf", kind, tokenizer=False)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["good.gguf", "theirs"]
+
+
+def test_numbers_too_large_for_half(tmp_path: Path) -> None:
+    run = characters(llama(vocab=len(set(TEXT)), dim=64, depth=1, heads=4, hidden=80))
+    run.model.stack.layers[0].ffn.out.weight.data[0, 0] = 1e5  # type: ignore[union-attr]
+    with pytest.raises(SpecError, match=r"down_proj\.weight: too large for half"):
+        export_gguf(run, tmp_path / "out.gguf")
+    assert not list(tmp_path.iterdir())
+    export_gguf(run, tmp_path / "out.gguf", "f32")
+
+
 @pytest.mark.parametrize("name", ["gemma", "gemma2"])
 def test_gains_of_gemma_have_their_one(name: str, tmp_path: Path) -> None:
     """Every norm, and nothing else, is stored as 1 + g."""
@@ -177,6 +209,53 @@ def test_characters_become_bytes_that_join() -> None:
             i = next(i for i in range(len(made) - 1) if f"{made[i]} {made[i + 1]}" in words.merges)
             made[i : i + 2] = [made[i] + made[i + 1]]
         assert made == [token]
+
+
+def test_characters_of_one_byte_have_merges_too(tmp_path: Path) -> None:
+    """llama.cpp reads no file of this kind without any; one that is there joins nothing."""
+    tokenizer = CharTokenizer.of("plain text\n")
+    files = plain_tokenizer(tokenizer.tokens, words=False).files
+    words = vocabulary(files["tokenizer.json"], tokenizer.vocab, bos=None, eos=None)
+    assert len(words.merges) == 1 and all(len(half) > 1 for half in words.merges[0].split(" "))
+    run = characters(llama(vocab=len(set(TEXT)), dim=64, depth=1, heads=4, hidden=64))
+    write_gguf(tmp_path / "out.gguf", *_checkpoint(run), words, vocab=len(set(TEXT)))
+    assert "tokenizer.ggml.merges" in gguf.GGUFReader(tmp_path / "out.gguf").fields
+
+
+def _checkpoint(run: Trained) -> tuple[Any, Any]:
+    family, config = configuration(run.model, None, {})
+    return config, theirs(run.model, family)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda t: t.update(normalizer={"type": "Lowercase"}), "a normalizer Lowercase"),
+        (lambda t: t["pre_tokenizer"].update(add_prefix_space=True), "add_prefix_space"),
+        (lambda t: t["model"].update(ignore_merges=True), "ignore_merges True with cuts of gpt-2"),
+        (lambda t: t["model"].update(end_of_word_suffix="</w>"), "end_of_word_suffix '</w>'"),
+        (lambda t: t.update(post_processor={"type": "RobertaProcessing"}), "RobertaProcessing after its tokens"),
+        (lambda t: t.update(post_processor=template("b")), "b around every text"),
+        (lambda t: t.update(model={"type": "Unigram", "vocab": [["a", 0.0]]}), "Unigram"),
+    ],
+)
+def test_a_tokenizer_that_cuts_otherwise_is_refused(change: Any, says: str) -> None:
+    """What llama.cpp would read and not do: the same text would be other ids there."""
+    data: dict[str, Any] = {
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]},
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+    }
+    assert vocabulary(json.dumps(data), 3, bos=None, eos=None).merges == ["a b"]
+    data["post_processor"] = template("a")
+    assert vocabulary(json.dumps(data), 3, bos=0, eos=None).fields["add_bos_token"] is True
+    change(data)
+    with pytest.raises(BrickError, match=re.escape(says)):
+        vocabulary(json.dumps(data), 3, bos=0, eos=None)
+
+
+def template(token: str) -> dict[str, Any]:
+    parts = [{"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    return {"type": "TemplateProcessing", "single": parts}
 
 
 def test_llama_cpp_cuts_text_as_we_do(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -65,11 +66,11 @@ def test_a_ring_takes_some_graphs_and_keeps_its_tokens(gen: Any, worlds: Any) ->
     assert quick.compiled.graphs > 1
 
 
-def same(gen: Any, quick: Any, plain: Any, prompts: Any, sampling: Any, stop: Any) -> None:
+def same(gen: Any, quick: Any, plain: Any, prompts: Any, sampling: Any, stop: Any, abs: float = 1e-9) -> None:
     expected = gen.generate(plain, prompts, sampling, stop).results
     for ours, theirs in zip(gen.generate(quick, prompts, sampling, stop).results, expected, strict=True):
         assert ours.tokens == theirs.tokens
-        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-9)
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=abs)
 
 
 def test_compiling_is_paid_once_and_counted_apart(gen: Any, worlds: Any) -> None:
@@ -92,9 +93,13 @@ def test_beams_are_compiled_too(gen: Any, worlds: Any) -> None:
 
 def test_machine_code_gives_the_same_tokens(gen: Any, worlds: Any) -> None:
     """The real backend, on the smallest model."""
-    model, stop = worlds.decoder(depth=1).float(), gen.Stop(max_tokens=8)
-    made = gen.generate(gen.Writer(model, compiled=True), [[3, 4, 5]], gen.GREEDY, stop)
-    assert made.results[0].tokens == gen.generate(model, [[3, 4, 5]], gen.GREEDY, stop).results[0].tokens
+    model = worlds.decoder(depth=1).float()
+    quick = gen.Writer(model, compiled=True, max_len=8)
+    for tokens in (3, 8):  # fewer than there is room for, and all there is room for: the same graph
+        stop = gen.Stop(max_tokens=tokens)
+        made = gen.generate(quick, [[3, 4, 5]], gen.GREEDY, stop)
+        assert made.results[0].tokens == gen.generate(model, [[3, 4, 5]], gen.GREEDY, stop).results[0].tokens[:6]
+        assert tokens == 3 or not made.stats.compile_s
 
 
 def test_a_step_that_cannot_be_compiled_says_so(gen: Any, worlds: Any) -> None:
@@ -104,3 +109,78 @@ def test_a_step_that_cannot_be_compiled_says_so(gen: Any, worlds: Any) -> None:
     with pytest.raises(ValueError, match="compile: .*without compiling") as error:
         gen.generate(gen.Writer(model, compiled="eager"), worlds.PROMPTS, gen.GREEDY, gen.Stop(max_tokens=3))
     assert type(error.value).__name__ == "CompileError" and "\n" not in str(error.value)
+
+
+def test_what_changes_in_a_model_changes_the_compiled_step(gen: Any, worlds: Any) -> None:
+    """Weights set or put in anew are read at once; modules, hooks and types are asked for once a batch of answers."""
+    model = worlds.decoder(depth=1)
+    quick, stop, head = gen.Writer(model, compiled="eager"), gen.Stop(max_tokens=6), model.head.project
+    graphs, logprobs = [], []
+
+    def written() -> None:
+        same(gen, quick, gen.Writer(model), worlds.PROMPTS[:1], gen.GREEDY, stop)
+        graphs.append(quick.compiled.graphs)
+        logprobs.append(gen.generate(model, worlds.PROMPTS[:1], gen.GREEDY, stop).results[0].logprobs)
+
+    written()
+    with torch.no_grad():
+        head.weight.neg_()
+    written()
+    head.weight = torch.nn.Parameter(head.weight.detach() * 0.5)
+    written()
+    watched = head.register_forward_hook(lambda _module, _args, out: -out)
+    written()
+    watched.remove()
+    written()
+    model.float()
+    same(gen, quick, gen.Writer(model), worlds.PROMPTS[:1], gen.GREEDY, stop, abs=1e-5)
+    assert graphs[0] == graphs[1] == graphs[2] < graphs[3] < graphs[4] < quick.compiled.graphs
+    assert all(a != b for a, b in pairwise(logprobs))
+
+
+def test_one_row_in_machine_code_is_the_product(gen: Any) -> None:
+    """Spelled out and compiled, in each type, with and without a bias, with inputs that are themselves computed."""
+    from brickformer.product import product
+
+    random = torch.Generator().manual_seed(0)
+    for dtype, near in ((torch.float32, 1e-5), (torch.bfloat16, 2**-7), (torch.float64, 1e-12)):
+        for outputs, inputs, bias in ((7, 5, False), (33, 130, True)):
+            x, w, b = (
+                torch.randn(n, generator=random, dtype=torch.float64)
+                for n in ((1, 1, inputs), (outputs, inputs), (outputs,))
+            )
+            exact = torch.nn.functional.linear(x.tanh() * 2, w, b if bias else None)
+            x, w, b = x.to(dtype), w.to(dtype), b.to(dtype)
+            made = torch.compile(lambda x, w, b: product(x.tanh() * 2, w, b), fullgraph=True)(x, w, b if bias else None)
+            assert made.dtype is dtype and made.shape == (1, 1, outputs)
+            assert float((made.double() - exact).abs().max()) <= near * float(exact.abs().max()) * 4
+
+
+@pytest.mark.parametrize("scheme", ["Int8()", "Int4()", "Int4(symmetric=False)", "NF4()"])
+def test_coded_weights_are_compiled_too(scheme: str, gen: Any, worlds: Any) -> None:
+    """One row of int8 is spelled out, exactly; the others have the products they have anyway."""
+    quant = importlib.import_module("brickformer.quant")
+    model, stop = worlds.decoder(depth=1).float(), gen.Stop(max_tokens=5)
+    made = quant.quantize(model, eval(scheme, vars(quant)))
+    assert made
+    quick = gen.Writer(model, compiled="eager")
+    for prompts in (worlds.PROMPTS[:1], worlds.PROMPTS[:2]):
+        ours, theirs = (gen.generate(w, prompts, gen.GREEDY, stop).results for w in (quick, model))
+        for mine, other in zip(ours, theirs, strict=True):
+            assert mine.tokens == other.tokens
+            assert mine.logprobs == pytest.approx(other.logprobs, abs=0.02)
+
+
+def test_one_row_of_int8_in_machine_code_is_exact(gen: Any) -> None:
+    quant = importlib.import_module("brickformer.quant")
+    for outputs, inputs, bias in ((7, 5, False), (33, 130, True)):
+        linear, x = torch.nn.Linear(inputs, outputs, bias=bias), torch.randn(1, inputs)
+        coded = quant.encode(linear.weight, quant.Int8())
+        divide = torch.rand(inputs) + 0.5
+        ours = quant.QuantLinear(quant.Int8(), (outputs,), inputs, bias=linear.bias, divide=divide, coded=coded)
+        exact = torch.nn.functional.linear(
+            x.double(), ours.weight.double(), None if linear.bias is None else linear.bias.double()
+        )
+        with torch.no_grad():
+            got = torch.compile(ours, fullgraph=True)(x)
+        torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-6)

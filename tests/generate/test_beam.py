@@ -7,7 +7,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from generate.worlds import PROMPTS, VOCAB, WRITERS, Letters, decoder, encoder_decoder, naive_greedy, next_logits
+from generate.worlds import (
+    PROMPTS,
+    VOCAB,
+    WRITERS,
+    Letters,
+    decoder,
+    encoder_decoder,
+    lively,
+    naive_greedy,
+    next_logits,
+)
 
 from brickformer.errors import BrickError, DataError
 from brickformer.generate import GREEDY, Beam, Generation, Sampling, Stop, Writer, beam_search, generate
@@ -40,16 +50,27 @@ def every_answer(writer: Writer, prompt: list[int], longest: int, stop: int, alp
     return sorted(found, key=lambda f: -f[0])
 
 
+def four(kind: str) -> Writer:
+    """A writer of four tokens."""
+    if kind == "decoder":
+        return Writer(decoder(vocab=4, depth=1))
+    small = {"encoder.vocab": 4, "decoder.vocab": 4}
+    return Writer(lively(encoder_decoder().spec.but(**small).build(), 0), start=[0])
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 2.0])
 @pytest.mark.parametrize("early", [True, False])
-def test_a_wide_beam_finds_all_answers_in_order(alpha: float, early: bool) -> None:
-    """V = 4, T = 4: 121 answers, every one with its score."""
-    writer = Writer(decoder(vocab=4, depth=1))
-    for prompt in ([0, 1, 2], [1]):
-        expected = every_answer(writer, prompt, 4, 3, alpha)
-        assert len(expected) == 121
+def test_a_wide_beam_finds_all_answers_in_order(kind: str, alpha: float, early: bool) -> None:
+    """V = 4, T = 4: 121 answers, every one with its score; and the best few of them in one batch of ragged prompts."""
+    writer, stop, prompts = four(kind), Stop(max_tokens=4, ids=(3,)), [[0, 1, 2], [1]]
+    expected = [every_answer(writer, prompt, 4, 3, alpha) for prompt in prompts]
+    for prompt, answers in zip(prompts, expected, strict=True):
+        assert len(answers) == 121
         beam = Beam(width=121, length_penalty=alpha, early=early, best=121)
-        assert scored(beam_search(writer, [prompt], beam, Stop(max_tokens=4, ids=(3,)))) == expected
+        assert scored(beam_search(writer, [prompt], beam, stop)) == answers
+    few = beam_search(writer, prompts, Beam(width=121, length_penalty=alpha, early=early, best=9), stop, batch=242)
+    assert scored(few) == [answer for answers in expected for answer in answers[:9]]
 
 
 def plain_search(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from generate.worlds import DECODERS, WRITERS, Letters, decoder, encoder_decoder
 
 from brickformer.errors import BrickError, DataError, RunError, StateError
 from brickformer.generate import GREEDY, Prefix, Sampling, Stop, Writer, generate, read_prompt, stream
+from brickformer.generate.prefix import checksum
 from brickformer.layers import Layer
 from brickformer.mask import Mask
 from brickformer.mixers.attention import Attention
@@ -128,6 +130,12 @@ def test_another_model_refuses_it(other: str, tmp_path: Path) -> None:
         generate(OTHERS[other](), [[]], prefix=prefix)
 
 
+def seal(tensors: dict[str, torch.Tensor], path: Path, header: dict[str, str]) -> None:
+    """A file that claims to be what was written."""
+    header = {name: text for name, text in header.items() if name != "sum"}
+    safetensors.torch.save_file(tensors, path, {**header, "sum": checksum(header, tensors)})
+
+
 def damage(path: Path, how: str) -> None:
     data = path.read_bytes()
     with safetensors.safe_open(path, "pt") as file:
@@ -144,19 +152,19 @@ def damage(path: Path, how: str) -> None:
             safetensors.torch.save_file(tensors, path)
         case "a tensor less":
             tensors.pop(sorted(tensors)[0])
-            safetensors.torch.save_file(tensors, path, header)
+            seal(tensors, path, header)
         case "another shape":
             name = next(n for n in tensors if n.endswith(".k"))
             tensors[name] = torch.zeros(1, 2, 90, 9, dtype=tensors[name].dtype)
-            safetensors.torch.save_file(tensors, path, header)
+            seal(tensors, path, header)
         case "a field more":
             numbers = json.loads(header["numbers"])
             numbers["0.mixer"]["surprise"] = {"is": 1}
-            safetensors.torch.save_file(tensors, path, {**header, "numbers": json.dumps(numbers)})
+            seal(tensors, path, {**header, "numbers": json.dumps(numbers)})
         case "a layer less":
             numbers = json.loads(header["numbers"])
             del numbers["1.mixer"]
-            safetensors.torch.save_file(tensors, path, {**header, "numbers": json.dumps(numbers)})
+            seal(tensors, path, {**header, "numbers": json.dumps(numbers)})
         case "another version":
             safetensors.torch.save_file(tensors, path, {**header, "format": "brickformer prompt 99"})
         case "gone":
@@ -213,3 +221,42 @@ def test_a_file_keeps_the_state_of_every_mixer(mixer: MixerSpec, cache: CacheTyp
     made = generate(writer, RESTS, stop=Stop(max_tokens=6), prefix=kept).results
     again = generate(writer, [[*HEAD, *rest] for rest in RESTS], stop=Stop(max_tokens=6)).results
     assert [r.tokens for r in made] == [r.tokens for r in again] and not any(r.error for r in made)
+
+
+def test_one_altered_bit_is_noticed(tmp_path: Path) -> None:
+    """Wherever it is: in the tokens, in a number of the header, in a key or a value."""
+    path, model = tmp_path / "a.safetensors", decoder(depth=1)
+    read_prompt(model, HEAD, room=2).save(path)
+    whole = path.read_bytes()
+    for at in range(0, len(whole), len(whole) // 150):
+        altered = bytearray(whole)
+        altered[at] ^= 1 << at % 8
+        path.write_bytes(altered)
+        with pytest.raises(StateError) as error:
+            Prefix.load(path, model)
+        assert "\n" not in str(error.value)
+    path.write_bytes(whole)
+    assert Prefix.load(path, model).tokens == HEAD
+
+
+def test_a_process_that_dies_while_saving_leaves_the_older_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, model, write = tmp_path / "a.safetensors", decoder(), os.write
+    read_prompt(model, HEAD).save(path)
+
+    def dies(file: int, data: bytes) -> int:
+        write(file, data[: len(data) // 2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "write", dies)
+    with pytest.raises(KeyboardInterrupt):
+        read_prompt(model, [1, 2]).save(path)
+    assert Prefix.load(path, model).tokens == HEAD
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_keys_kept_as_int8_go_on_as_int8() -> None:
+    kept = read_prompt(Writer(decoder(), cache="int8"), HEAD)
+    with pytest.raises(StateError, match="cache='int8'"):
+        generate(Writer(decoder()), [[]], prefix=kept)

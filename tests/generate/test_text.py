@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from brickformer.errors import BrickError
 from brickformer.generate import GREEDY, Sampling, Stop, Writer, generate, stream
 from brickformer.generate.text import Detokenizer
+from brickformer.tasks.pretrained import PretrainedTokenizer
 
 
 class Pieces:
@@ -110,6 +111,37 @@ def test_a_real_byte_level_tokenizer_streams_its_text() -> None:
     pieces = [writer.push(i) for i in ids] + [writer.finish()]
     assert "".join(pieces) == text and "\ufffd" not in "".join(pieces)
     assert "狐" in pieces and sum(p == "🦊" for p in pieces) == 2
+
+
+def fallback() -> PretrainedTokenizer:
+    """A vocabulary that falls back to bytes: one broken byte makes the good ones around it decode as broken too."""
+    known = ["<unk>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "b", "好"]
+    bpe = tokenizers.models.BPE(
+        vocab={t: i for i, t in enumerate(known)}, merges=[], unk_token="<unk>", byte_fallback=True
+    )
+    inner = tokenizers.Tokenizer(bpe)
+    inner.normalizer = tokenizers.normalizers.Replace(" ", "▁")
+    parts = [tokenizers.decoders.Replace("▁", " "), tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
+    inner.decoder = tokenizers.decoders.Sequence(parts)
+    return PretrainedTokenizer({"tokenizer.json": inner.to_str()})
+
+
+def test_bytes_of_a_vocabulary_are_whole_characters() -> None:
+    known, text = fallback(), "a 好 é🦊 e\u0301b 你"
+    ids = known.encode(text)
+    assert len(ids) > len(text) + 6
+    writer = Detokenizer(known)
+    pieces = [writer.push(i) for i in ids] + [writer.finish()]
+    assert "".join(pieces) == text and "\ufffd" not in "".join(pieces) and "🦊" in pieces and "你" in pieces
+
+
+def test_a_broken_byte_spoils_no_character_that_was_written() -> None:
+    known = fallback()
+    e, broken, a = known.encode("é"), known.encode("你")[:1], known.encode("a")
+    assert known.decode([*e, *broken, *a]) == "\ufffd\ufffd\ufffda", "the whole loses the é"
+    writer = Detokenizer(known)
+    assert [writer.push(i) for i in (*e, *broken, *a)] == ["", "é", "", "\ufffda"]
+    assert writer.finish() == ""
 
 
 # ---- the stream

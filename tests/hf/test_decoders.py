@@ -111,6 +111,25 @@ def mamba2(name: str, **options: Any) -> Case:
     )
 
 
+def jamba(name: str, **options: Any) -> Case:
+    sizes = {k: v for k, v in SIZES.items() if k != "max_position_embeddings"}
+    state = {
+        "mamba_d_state": 4,
+        "num_hidden_layers": 4,
+        "num_experts": 3,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+    }
+    return Case(
+        f"jamba-{name}",
+        t.JambaForCausalLM,
+        sizes | state | options,
+        takes_positions=False,
+        noise=0.7,
+        pads_left="mamba_proj_bias" not in options,
+    )
+
+
 CASES = [
     llama("plain"),
     llama("biases", attention_bias=True, mlp_bias=True, num_key_value_heads=4, tie_word_embeddings=True),
@@ -201,6 +220,21 @@ CASES = [
     mamba("biases", use_bias=True, use_conv_bias=False, expand=1, time_step_rank=3, conv_kernel=2, state_size=5),
     mamba("untied", tie_word_embeddings=False, layer_norm_epsilon=1e-2),
     mamba2("plain"),
+    jamba("plain"),
+    jamba(
+        "biases",
+        mamba_proj_bias=True,
+        mamba_conv_bias=False,
+        mamba_expand=1,
+        mamba_dt_rank=3,
+        mamba_d_conv=2,
+        expert_layer_period=3,
+        expert_layer_offset=0,
+        num_experts_per_tok=1,
+        rms_norm_eps=1e-2,
+        tie_word_embeddings=True,
+    ),
+    jamba("dense", num_experts=1, attn_layer_period=2, attn_layer_offset=0),
     mamba2("groups", n_groups=2, use_bias=True, use_conv_bias=False, conv_kernel=3, tie_word_embeddings=True),
 ]
 

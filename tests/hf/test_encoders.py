@@ -119,7 +119,7 @@ CASES = [
     bert("others", hidden_act="relu", layer_norm_eps=1e-2, type_vocab_size=3),
     bert("body", t.BertModel),
     roberta("plain"),
-    roberta("padding", pad_token_id=1, type_vocab_size=2),
+    roberta("padding", pad_token_id=1, type_vocab_size=2, hidden_act="relu"),
     roberta("body", t.RobertaModel),
     distilbert("plain"),
     distilbert("others", activation="relu"),

@@ -13,8 +13,15 @@ from brickformer.feedforward import GLU, MLP, FeedForward
 from brickformer.layers import Layer, pattern
 from brickformer.look.costs import cost
 from brickformer.look.tree import table, tree
-from brickformer.mask import FULL, Mask
+from brickformer.mask import FULL, Mask, Span
 from brickformer.mixers.attention import Attention
+from brickformer.mixers.delta import GatedDelta
+from brickformer.mixers.differential import DifferentialAttention
+from brickformer.mixers.latent import LatentAttention
+from brickformer.mixers.lstm import LSTM
+from brickformer.mixers.mamba import Mamba
+from brickformer.mixers.mamba2 import Mamba2
+from brickformer.mixers.shortconv import ShortConv
 from brickformer.models import Decoder, DecoderModel, Encoder
 from brickformer.moe import MoE, MoEFeedForward, Router
 from brickformer.norms import RMSNorm
@@ -126,6 +133,43 @@ def test_the_memory_kept_for_the_decoder_is_counted_once_a_source_token() -> Non
 
 def test_an_encoder_keeps_nothing() -> None:
     assert cost(shapes_of(bert(vocab=V, dim=D, depth=1, heads=4)), T, D).kv_bytes == 0
+
+
+MIXERS = {
+    "latent": LatentAttention(4, 8, 4),
+    "latent, window": LatentAttention(4, 8, 4, mask=Mask(window=5)),
+    "differential": DifferentialAttention(4),
+    "mamba": Mamba(4),
+    "mamba2": Mamba2(head_dim=8, state=4),
+    "delta": GatedDelta(4),
+    "lstm": LSTM(hidden=24),
+    "convolved": ShortConv(LatentAttention(4, 8, 4)),
+}
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_mixer_costs_what_its_last_token_costs_and_keeps_what_its_state_grows_by(name: str) -> None:
+    """Not the mean over the row: reading all at once takes other forms (chunks, unpacked keys, one kernel)."""
+    mixer = MIXERS[name].build(D).eval()
+    for module in mixer.modules():
+        if isinstance(module, Attend):
+            module.backend = "reference"  # of which the counter sees the products, also on a CPU
+    x, at = torch.randn(1, T, D), {"device": torch.device("cpu"), "dtype": torch.float32}
+    state = mixer.init_state(1, T, **at)
+    with torch.no_grad():
+        for i in range(T - 1):
+            mixer(x[:, i : i + 1], Span(i, 1), state)
+    got = cost(mixer, T, D)
+    assert got.known and got.flops == counted(mixer, x[:, -1:], Span(T - 1, 1), state) > 0
+    one, two = (mixer.init_state(1, n, **at) for n in (1, 2))
+    grown = two.nbytes - one.nbytes
+    positions = 8 if grown else 0  # a cache notes where each token is
+    assert got.kv_bytes == grown - positions
+
+
+def test_an_lstm_that_reads_both_ways_costs_two() -> None:
+    one, two = (cost(LSTM(hidden=24, bidirectional=both).build(D), T, D).flops for both in (False, True))
+    assert one == 2 * 4 * 24 * (D + 24) + 2 * 24 * D and two == 2 * one
 
 
 class Doubled(FeedForward):

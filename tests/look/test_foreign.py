@@ -240,6 +240,17 @@ def test_only_some_rows_and_modules() -> None:
     torch.testing.assert_close(m.weights, eager(model, ids)[1][0][:, 2:4, 2:4], rtol=1e-4, atol=1e-5)
 
 
+def test_only_some_heads() -> None:
+    model, ids = shaken(decoder_of_transformers("llama", "sdpa")), torch.tensor([[1, 2, 3, 4, 1]])
+    whole = foreign(model, ids, labels=LETTERS)
+    (some,) = foreign(model, ids, labels=LETTERS, only=["model.layers.1:4,2"]).maps
+    assert some.labels == ["2", "4"]
+    torch.testing.assert_close(some.weights, whole.maps[1].weights[[1, 3]])
+    assert [s.removed for s in some.stats] == [whole.maps[1].stats[h].removed for h in (1, 3)]
+    with pytest.raises(DataError, match=r"got 'model.layer.1' to look at.*did you mean 'model.layers.1.self_attn'"):
+        foreign(model, ids, labels=LETTERS, only=["model.layer.1"])
+
+
 def test_what_cannot_be_seen_is_said_with_a_reason() -> None:
     with pytest.raises(DataError, match="no attention was seen in Linear.*attn_implementation"):
         foreign(nn.Linear(3, 3), torch.zeros(2, 3), labels=["a", "b"])
@@ -263,3 +274,63 @@ def test_the_model_is_left_as_it_was() -> None:
     )
     foreign(model.train(), torch.randn(1, 5, 16), labels=LETTERS)
     assert model.training and not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("source", [list("wxyz"), list("vwxyz")])
+def test_cross_attention_is_told_by_a_name_in_any_case_and_by_its_lengths(source: list[str]) -> None:
+    """T5's is called EncDecAttention; here the source is no longer than what is written."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(num_layers=1, num_heads=2, d_model=16, d_kv=8, d_ff=16, vocab_size=20, decoder_start_token_id=0)
+    model, ids = shaken(T5ForConditionalGeneration(config)), torch.tensor([[0, 2, 3, 4, 5]])
+    named = {"input_ids": torch.arange(len(source))[None], "decoder_input_ids": ids}
+    view = foreign(model, named=named, labels=LETTERS, source=source, remove=False)
+    sides = [(m.kind, m.side, m.key_side) for m in view.maps]
+    assert sides == [("self", "source", "source"), ("self", "target", "target"), ("cross", "target", "source")]
+
+
+def test_a_decoder_whose_parts_are_called_encoder_reads_its_own_text() -> None:
+    from transformers import BertConfig, BertLMHeadModel
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = BertConfig(**sizes, vocab_size=20, is_decoder=True, add_cross_attention=True)
+    named = {"input_ids": torch.tensor([[1, 2, 3, 4, 1]]), "encoder_hidden_states": torch.randn(1, 4, 16)}
+    view = foreign(shaken(BertLMHeadModel(config)), named=named, labels=LETTERS, source=list("wxyz"), remove=False)
+    assert [(m.kind, m.side, m.key_side) for m in view.maps] == [
+        ("self", "target", "target"),
+        ("cross", "target", "source"),
+    ]
+
+
+def test_a_sink_that_is_joined_to_the_scores_is_no_token() -> None:
+    class Sunk(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            scores = (x @ x.mT)[:, None] + torch.full((5, 5), -torch.inf).triu(1)
+            sink = torch.zeros(1, 1, 5, 1)
+            return torch.cat([scores, sink], -1).softmax(-1)[..., :-1] @ x[:, None]
+
+    x = torch.randn(1, 5, 4)
+    (m,) = foreign(Sunk(), x, labels=LETTERS).maps
+    allowed = torch.ones(5, 5, dtype=torch.bool).tril()
+    e = (x[0] @ x[0].mT).exp().masked_fill(~allowed, 0.0)
+    assert (m.kind, m.rows, m.keys) == ("self", range(5), range(5))
+    torch.testing.assert_close(m.weights[0], e / (1.0 + e.sum(-1, keepdim=True)), rtol=1e-5, atol=1e-6)
+
+
+def test_attention_without_a_batch() -> None:
+    class Bare(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ x.mT).softmax(-1) @ x
+
+    x = torch.randn(5, 4)
+    (m,) = foreign(Bare(), x, labels=LETTERS).maps
+    e = (x @ x.mT).exp()
+    torch.testing.assert_close(m.weights[0], e / e.sum(-1, keepdim=True), rtol=1e-5, atol=1e-6)
+    assert m.stats[0].removed == pytest.approx(1.0), "nothing is left of it"
+
+
+def test_labels_that_are_too_few_are_said_and_nothing_grows() -> None:
+    encoder = nn.TransformerEncoderLayer(16, 2, 16, batch_first=True)
+    view = foreign(encoder, torch.randn(1, 400, 16), labels=LETTERS, remove=False)
+    assert view.maps[0].weights.shape == (2, 384, 384) and view.maps[0].rows == range(16, 400)
+    assert any("5 for 400" in english for english, _ in view.left_out)

@@ -103,6 +103,12 @@ def test_removal_is_a_zero_where_the_head_enters_its_projection() -> None:
                 assert view.maps[layer].stats[head].removed == pytest.approx(float(expected), rel=1e-3)
 
 
+def test_of_some_heads_those_are_removed() -> None:
+    m = shaken(model())
+    whole, some = attention(m, TEXT), attention(m, TEXT, only=["stack.layers.1:1,3"])
+    assert [s.removed for s in some.maps[0].stats] == [whole.maps[1].stats[h].removed for h in (0, 2)]
+
+
 def test_a_head_without_a_way_out_is_dead() -> None:
     m = shaken(model())
     with torch.no_grad():

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from brickformer import (
     GLU,
@@ -32,8 +34,9 @@ from brickformer import (
 from brickformer.attend import Attend
 from brickformer.errors import DataError
 from brickformer.look import Pick, Watch, attention
+from brickformer.look import hidden as hidden_module
 from brickformer.look import maps as maps_module
-from brickformer.look.hidden import hidden_attention, influence
+from brickformer.look.hidden import hidden_attention, influence, looked_at
 from brickformer.mixers.base import MixerSpec
 from brickformer.mixers.delta import GatedDelta
 from brickformer.mixers.differential import DifferentialAttention
@@ -42,6 +45,7 @@ from brickformer.mixers.lstm import LSTM
 from brickformer.mixers.mamba import Mamba
 from brickformer.mixers.mamba2 import Mamba2
 from brickformer.mixers.pointwise import Pointwise
+from brickformer.norms import RMSNorm
 
 VOCAB, DIM, TEXT = 17, 24, [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 SIGHTED: dict[str, MixerSpec] = {
@@ -145,6 +149,30 @@ def test_rows_and_layers_are_only_those_asked_for() -> None:
     torch.testing.assert_close(seen.weights, everything.maps()[1].weights[:, 3:7, 3:7])
 
 
+@pytest.mark.parametrize("name", ["grouped, rotary, window", "alibi, cap, sinks"])
+def test_heads_are_only_those_asked_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = decoder(SIGHTED[name], Mamba2(head_dim=8, state=6))
+    with torch.no_grad(), Watch(model) as everything:
+        model(torch.tensor([TEXT]))
+    made, weights = 0, Attend.weights
+
+    def watched(self: Attend, *args: object) -> Tensor:
+        nonlocal made
+        out = weights(self, *args)  # type: ignore[arg-type]
+        made += out.shape[1]
+        return out
+
+    monkeypatch.setattr(Attend, "weights", watched)
+    pick = Pick(only=("stack.layers.0:2,4", "stack.layers.1.mixer:3"))
+    with torch.no_grad(), Watch(model, pick) as some:
+        model(torch.tensor([TEXT]))
+    assert made == 2, "no other head is computed"
+    for seen, whole, heads in zip(some.maps(), everything.maps(), ([1, 3], [2]), strict=True):
+        assert seen.labels == [str(h + 1) for h in heads] and list(seen.places) == heads
+        torch.testing.assert_close(seen.weights, whole.weights[heads])
+        assert [s.entropy for s in seen.stats] == pytest.approx([whole.stats[h].entropy for h in heads])
+
+
 def test_nothing_large_is_made_of_a_long_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """2000 tokens, 4 heads: 16 M weights in all; no single call makes more than TILE of them."""
     monkeypatch.setattr(maps_module, "TILE", 2**16)
@@ -198,8 +226,13 @@ def test_a_loop_gives_a_map_a_turn() -> None:
 
 @pytest.mark.parametrize(
     "spec",
-    [Mamba(state=4), Mamba2(head_dim=8, state=6, groups=2), GatedDelta(heads=2, value_heads=4)],
-    ids=lambda s: s.kind,
+    [
+        Mamba(state=4),
+        Mamba(state=4, inner_norm=RMSNorm()),
+        Mamba2(head_dim=8, state=6, groups=2),
+        GatedDelta(heads=2, value_heads=4),
+    ],
+    ids=["mamba", "mamba, normed", "mamba2", "gated_delta"],
 )
 def test_hidden_attention_is_the_derivative_of_what_the_scan_reads(
     spec: MixerSpec, monkeypatch: pytest.MonkeyPatch
@@ -249,6 +282,39 @@ def test_hidden_attention_is_the_derivative_of_what_the_scan_reads(
     monkeypatch.setattr(delta, "gated_delta_rule", of_delta)
     mixer(x, Span(0, 9))
     torch.testing.assert_close(alpha.detach(), torch.stack(found), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [Mamba(state=4), Mamba2(head_dim=8, state=6, groups=2), GatedDelta(heads=2, value_heads=4), LSTM(hidden=12)],
+    ids=lambda s: s.kind,
+)
+def test_some_rows_of_a_long_text_are_those_of_the_whole_and_nothing_large_is_made(
+    spec: MixerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, rows = (400, torch.tensor([3, 200, 399])) if spec.kind != "lstm" else (40, torch.tensor([3, 20, 39]))
+    mixer, x = spec.build(16), torch.randn(1, tokens, 16)
+    with torch.no_grad():
+        whole = looked_at(mixer, x, torch.arange(tokens))
+        monkeypatch.setattr(hidden_module, "NUMBERS", 2**14)
+        with Largest() as largest:
+            some = looked_at(mixer, x, rows)
+    assert whole is not None and some is not None
+    torch.testing.assert_close(some, whole[:, rows], rtol=1e-4, atol=1e-6)
+    assert spec.kind == "lstm" or largest.numbers < tokens * tokens, "not even one map of all tokens by all tokens"
+
+
+class Largest(TorchDispatchMode):
+    """How many numbers the largest tensor has that is made meanwhile."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(x, Tensor):
+                self.numbers = max(self.numbers, x.untyped_storage().nbytes() // x.element_size())
+        return out
 
 
 def test_influence_is_the_size_of_the_jacobian() -> None:

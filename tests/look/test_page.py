@@ -182,19 +182,22 @@ def test_every_word_of_the_page_is_read_and_in_both_languages() -> None:
 
 def test_the_picture_needs_no_font_it_has_not() -> None:
     """A missing glyph would be a warning, and so an error; a $ alone would be a formula."""
-    made = picture(view([*EVIL, "$x_", "₀", "🙂"]))
+    made = picture(view([*EVIL, "$x_", "₀", "🙂", "你好你好你好"]))
     assert made.startswith(b"\x89PNG")
 
 
 def test_the_picture_says_what_it_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     from brickformer.look import grid
 
-    said: list[str] = []
-    monkeypatch.setattr(grid, "drawable", lambda text: said.append(text) or text)
     monkeypatch.setattr(grid, "ROWS", 1)
     monkeypatch.setattr(grid, "COLUMNS", 1)
+    titles: list[str] = []
+    monkeypatch.setattr("matplotlib.figure.Figure.suptitle", lambda self, text, **_: titles.append(text))
     picture(view(list("abc")))
-    assert said[-1] == "a · 1 layers left out · 1 heads a layer left out"
+    assert titles == ["a\n1 layers left out\n1 heads a layer left out"]
+    monkeypatch.setattr(grid, "_known", lambda: frozenset(range(128)))
+    picture(view(["你好" * 30, "b", "c"]))
+    assert len(titles[1].split("\n")[0]) <= 40 and titles[1].startswith("U+4F60U+597D"), "cut where the picture ends"
 
 
 def test_the_tables_say_the_same() -> None:
@@ -205,7 +208,10 @@ def test_the_tables_say_the_same() -> None:
     said = layers(made, 80)
     assert [line.split()[0] for line in said] == ["after", "1", "0", "embed"]
     assert len(heads(made, most=2)) == 4
-    assert findings(replace(made, dead=[(0, 1)]))[0].endswith("stack.layers.0.mixer 2")
+    assert findings(replace(made, dead=[(0, 0), (0, 1)]))[:2] == [
+        "removed, these change next to nothing:",
+        "  0.mixer 1, 2",
+    ]
 
 
 def test_curves() -> None:

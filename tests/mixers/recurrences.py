@@ -35,8 +35,13 @@ def mamba(m: MambaMixer, x: Tensor) -> Tensor:
     h, out = torch.zeros(inner, states, dtype=x.dtype), []
     for t in range(len(x)):
         selected = m.select.weight @ u[t]
-        b, c = selected[-2 * states : -states], selected[-states:]
-        delta = torch.log1p(torch.exp(m.step.weight @ selected[: -2 * states] + m.step.bias))
+        r, b, c = selected[: -2 * states], selected[-2 * states : -states], selected[-states:]
+        if isinstance(m.b_norm, torch.nn.RMSNorm):  # arXiv 2403.19887, 6.4: each of the three has its own
+            r, b, c = (
+                v * (v.square().mean() + norm.eps) ** -0.5 * norm.weight
+                for v, norm in ((r, m.step_norm), (b, m.b_norm), (c, m.c_norm))
+            )
+        delta = torch.log1p(torch.exp(m.step.weight @ r + m.step.bias))
         h = torch.exp(delta[:, None] * -torch.exp(m.A_log)) * h + delta[:, None] * b[None, :] * u[t][:, None]
         out.append((h * c).sum(1) + m.D * u[t])
     return m.out(torch.stack(out) * z * torch.sigmoid(z))

@@ -24,12 +24,14 @@ from brickformer.mixers.mamba import Mamba, MambaMixer
 from brickformer.mixers.mamba2 import Mamba2, Mamba2Mixer
 from brickformer.mixers.recurrent import STEP_RANGE
 from brickformer.models import Decoder
+from brickformer.norms import RMSNorm
 
 DIM = 12
 SPECS: dict[str, MixerSpec] = {
     "mamba": Mamba(state=4),
     "mamba, other sizes": Mamba(state=3, inner=10, conv=2, rank=5, bias=True, conv_bias=False),
     "mamba, no convolution": Mamba(state=2, conv=1),
+    "mamba, normed": Mamba(state=3, rank=5, inner_norm=RMSNorm(1e-2)),
     "mamba2": Mamba2(head_dim=6, state=5),
     "mamba2, groups": Mamba2(heads=4, head_dim=3, state=4, groups=2, conv=3, bias=True, conv_bias=False),
     "delta": GatedDelta(heads=3),

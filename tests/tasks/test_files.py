@@ -146,7 +146,7 @@ def test_a_disk_that_fails_while_reading(tmp_path: Path, monkeypatch: pytest.Mon
     path.write_text("abc")
 
     class Broken:
-        read = staticmethod(_raiser(OSError(5, "Input/output error")))
+        read1 = staticmethod(_raiser(OSError(5, "Input/output error")))
 
         def __enter__(self) -> Broken:
             return self

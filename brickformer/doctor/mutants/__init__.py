@@ -13,6 +13,7 @@ from brickformer.doctor.mutants import (
     ours,
     positions,
     sampling,
+    styles,
     training,
     weights,
 )
@@ -30,6 +31,7 @@ BUGS: Final[tuple[Planted, ...]] = (
     *training.BUGS,
     *sampling.BUGS,
     *ours.BUGS,
+    *styles.BUGS,
 )
 """Every planted bug."""
 

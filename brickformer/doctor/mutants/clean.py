@@ -7,9 +7,11 @@ from typing import Final
 from brickformer.doctor.mutants.accused import ACCUSED
 from brickformer.doctor.mutants.bug import Clean
 from brickformer.doctor.mutants.sampling import READOUT
+from brickformer.doctor.mutants.styles import CLEAN as STYLES
 
 CLEAN: Final[tuple[Clean, ...]] = (
     *ACCUSED,
+    *STYLES,
     Clean("decoder make", "decoder", "make", {}),
     Clean("decoder make with loss", "decoder", "make", {"loss": "lm_loss"}),
     Clean("rotary make", "rotary", "make", {}),

@@ -8,12 +8,12 @@ The model is run in bfloat16 and in float64, and what reaches cos() is compared.
 from __future__ import annotations
 
 import contextlib
-import copy
 
 import torch
 from torch import Tensor
 
 from brickformer.doctor.exam import Exam, Probe, number
+from brickformer.doctor.guard import duplicate
 from brickformer.doctor.report import Finding
 from brickformer.doctor.trace import traced
 
@@ -34,7 +34,7 @@ def _run(e: Exam) -> list[Finding]:
                 rough[0], f"cos() is given angles in {str(rough[1].dtype)[6:]}, whatever the model's type", "error"
             )
         ]
-    model = copy.deepcopy(p.fresh).to(torch.bfloat16)
+    model = duplicate(p.fresh).to(torch.bfloat16)
     with traced(model) as half, contextlib.suppress(RuntimeError):  # types that do not go together: later than angles
         p(ids.to(torch.bfloat16) if p.width else ids, src=src, model=model)
     for (place, a), (_, b) in zip(exact.angles, half.angles, strict=False):

@@ -124,7 +124,8 @@ def _softmax(e: Exam) -> list[Finding]:
                     "the softmax runs over another axis than the keys (queries, heads or the batch)",
                     "softmax over the last axis of (.., queries, keys): scores.softmax(dim=-1)",
                     "weights.sum(-1)  # must be 1 for every query",
-                    explains=frozenset({"causality", "padding", "batch", "scale", "overfit", "cached"}),
+                    explains=frozenset("causality padding batch scale overfit cached input eval".split())
+                    | {"masked rows"},
                 )
             ]
         if h.softmaxes > 1:
@@ -139,6 +140,26 @@ def _softmax(e: Exam) -> list[Finding]:
                     "remove one of them",
                 )
             ]
+    return _over_time(e)
+
+
+def _over_time(e: Exam) -> list[Finding]:
+    """What the model says of the next token is a distribution over the ids."""
+    for place, axis, shape in e.trace.said:
+        if shape[-1] in (e.p.vocab, e.p.target_vocab) and len(shape) > 2 and axis not in (-1, len(shape) - 1):
+            return [
+                Finding(
+                    "softmax axis",
+                    "error",
+                    place,
+                    f"a softmax over axis {axis} of the answers {shape}",
+                    f"over the last axis: the {shape[-1]} ids of each token",
+                    "it runs over the tokens (or the rows), so that every answer depends on later ones",
+                    "log_softmax(dim=-1)",
+                    "log_probs.exp().sum(-1)  # must be 1 at every token",
+                    explains=frozenset("causality batch cached loss shift overfit".split()) | {"label padding"},
+                )
+            ]
     return []
 
 
@@ -149,28 +170,37 @@ def _heads(e: Exam) -> list[Finding]:
         for one, two in zip(*(e.traced(p.model, x).heads for x in (ids, p.other(ids, t))), strict=False):
             if p.tokens not in one.q.shape[:-1] or p.tokens not in one.k.shape[:-1]:
                 continue  # of the source
-            for name, a, b in (("q", one.q, two.q), ("k", one.k, two.k)):
-                bad = _spread(a, b, p.tokens, p.allowed)
-                if bad is not None:
-                    return [_split(one.place, name, t, bad)]
+            pairs = {"q": (one.q, two.q), "k": (one.k, two.k)}
+            if one.v is not None and two.v is not None and one.v.shape == one.q.shape == one.k.shape:
+                pairs["v"] = (one.v, two.v)
+            found = {name: _moved(a, b, p.tokens, p.allowed) for name, (a, b) in pairs.items()}
+            if None in found.values() or sum(x[1] for x in found.values() if x) > len(found) * _rows(one.q, p.tokens):
+                found = {n: x for n, x in found.items() if x and x[1] <= _rows(pairs[n][0], p.tokens)}
+            for name, moved in found.items():
+                if moved is not None and len(moved[0]) > 1:
+                    return [_split(one.place, name, t, moved[0])]
             break
     return _merged(e) or _silent_heads(e)
 
 
-def _spread(a: Tensor, b: Tensor, tokens: int, allowed: float) -> list[int] | None:
-    """The tokens of a projection that moved, where it is not one alone; None where all is well or not to be told.
+def _moved(a: Tensor, b: Tensor, tokens: int, allowed: float) -> tuple[list[int], int] | None:
+    """The tokens at which a projection moved, and how many (head, token) pairs; None where that is not to be told.
 
-    A wrong split moves as many (head, token) pairs as a right one; more of them are another matter.
+    A wrong split moves as many pairs as a right one; more of them are another matter.
     """
     if a.shape != b.shape or a.ndim < 3:
         return None
     moved = ((a - b).abs() > allowed).any(-1)
     axes = [i for i in range(moved.ndim) if moved.shape[i] == tokens]
-    if len(axes) != 1 or int(moved.sum()) > moved.numel() // tokens:
+    if len(axes) != 1:
         return None
     at = moved.transpose(0, axes[0]).reshape(tokens, -1).any(1)
-    places = at.nonzero().flatten().tolist()
-    return places if len(places) > 1 else None
+    return at.nonzero().flatten().tolist(), int(moved.sum())
+
+
+def _rows(x: Tensor, tokens: int) -> int:
+    """How many (head, token) pairs belong to one token."""
+    return x[..., 0].numel() // tokens
 
 
 def _split(place: str, name: str, t: int, at: list[int]) -> Finding:
@@ -190,16 +220,14 @@ def _split(place: str, name: str, t: int, at: list[int]) -> Finding:
 def _merged(e: Exam) -> list[Finding]:
     """The context of token t reaches the attention's output at t alone."""
     p = e.p
-    outs: dict[str, Tensor] = {}
-    handles = []
-    for path, module in p.model.named_modules():
+    outs: list[tuple[int, Tensor]] = []  # how many attentions ran before, and what a module said then
 
-        def keep(m: object, a: object, out: object, path: str = path) -> None:
-            out = out[0] if isinstance(out, tuple) else out
-            if isinstance(out, Tensor) and out.ndim == 3 and out.requires_grad:
-                outs.setdefault(path, out)
+    def keep(m: object, a: object, out: object) -> None:
+        out = out[0] if isinstance(out, tuple) else out
+        if isinstance(out, Tensor) and out.ndim == 3 and out.shape[1] == p.tokens and out.requires_grad:
+            outs.append((len(trace.heads), out))
 
-        handles.append(module.register_forward_hook(keep))
+    handles = [m.register_forward_hook(keep) for m in p.model.modules()]
     try:
         with torch.enable_grad(), traced(p.model) as trace:
             final = p(e.ids[:1], grad=True)
@@ -208,19 +236,19 @@ def _merged(e: Exam) -> list[Finding]:
             handle.remove()
     if not trace.heads:
         return []
-    last = trace.heads[-1]
-    for h in trace.heads if p.kind != "encoder_decoder" else [last]:
-        out = _own_output(p.model, h.place, outs)
-        if out is None and h is last and p.shape != "pooled" and final.shape[1] == p.tokens:
-            out = final
-        if out is None or h.context is None or out.shape[1] != p.tokens or not h.context.requires_grad:
-            continue
+    for i, h in enumerate(trace.heads):
         context = h.context
-        axes = [i for i in range(context.ndim - 1) if context.shape[i] == p.tokens]
+        if context is None or not context.requires_grad:
+            continue
+        axes = [n for n in range(context.ndim - 1) if context.shape[n] == p.tokens]
         if len(axes) != 1:
             continue
-        t = 2
-        (g,) = grads(out[:, t].double().pow(2).sum() + out[:, t].sum(), [context])
+        t, g = 2, None
+        after = [out for n, out in outs if n == i + 1][:4]  # before the next attention
+        for out in [*after, *([final] if final.shape[1] == p.tokens and i + 1 == len(trace.heads) else [])]:
+            (g,) = grads(out[:, t].double().pow(2).sum() + out[:, t].sum(), [context], keep=True)
+            if g is not None:
+                break  # the first that has read the context
         if g is None:
             continue
         others = tuple(i for i in range(g.ndim) if i != axes[0])
@@ -239,19 +267,6 @@ def _merged(e: Exam) -> list[Finding]:
                 )
             ]
     return []
-
-
-def _own_output(model: torch.nn.Module, place: str, outs: dict[str, Tensor]) -> Tensor | None:
-    """The output of the module that holds an attention, or of the next one around it, within one layer."""
-    path = place
-    for _ in range(2):
-        if not path:
-            return None
-        module = model.get_submodule(path)
-        if path in outs and not isinstance(module, torch.nn.Softmax | torch.nn.Dropout):
-            return outs[path]
-        path = path.rpartition(".")[0]
-    return None
 
 
 def _silent_heads(e: Exam) -> list[Finding]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from brickformer.doctor.exam import Exam, Probe, number
 from brickformer.doctor.outputs import differ
 from brickformer.doctor.report import Finding
@@ -9,23 +12,25 @@ from brickformer.doctor.report import Finding
 
 def _run(e: Exam) -> list[Finding]:
     p = e.p
-    ids = p.draw(3)
-    src = p.source(3)
-    other = ids.clone()
-    other[1:] = p.draw(5, seed=9)[3:]
-    source2 = None
-    if src is not None:
-        source2 = src.clone()
-        source2[1:] = p.draw(5, src.shape[1], 11, "src")[3:]
-    a, b = p(ids, src=src), p(other, src=source2)
-    moved = float(differ(a[:1], b[:1]).max())
-    if moved > p.allowed:
-        where = e.begins(
-            lambda: p(ids, src=src),
-            lambda: p(other, src=source2),
-            lambda x, y: x.ndim == 3 and x.shape[0] == 3 and bool((x[0] - y[0]).abs().max() > p.allowed),
-        )
-        return [_finding(where, f"other rows 1 and 2 moved row 0 by {number(moved)}")]
+    ids, src = p.draw(3), p.source(3)
+    a = p(ids, src=src)
+    for row in (0, 2):
+        theirs = torch.arange(3) != row
+        other, source2 = ids.clone(), None
+        other[theirs] = p.draw(6, seed=9)[3:][theirs]
+        if src is not None:
+            source2 = src.clone()
+            source2[theirs] = p.draw(6, src.shape[1], 11, "src")[3:][theirs]
+        b = p(other, src=source2)
+        moved = float(differ(a[row : row + 1], b[row : row + 1]).max())
+        if moved > p.allowed:
+
+            def touched(x: Tensor, y: Tensor, row: int = row) -> bool:
+                x, y = (x.transpose(0, 1), y.transpose(0, 1)) if p.seq_first and x.ndim == 3 else (x, y)
+                return x.ndim == 3 and x.shape[0] == 3 and bool((x[row] - y[row]).abs().max() > p.allowed)
+
+            where = e.begins(lambda: p(ids, src=src), lambda x=other, s=source2: p(x, src=s), touched)
+            return [_finding(where, f"other rows beside it moved row {row} by {number(moved)}")]
     try:
         alone = p(ids[:1], src=None if src is None else src[:1])
     except Exception as error:

@@ -8,7 +8,6 @@ logits that are the same everywhere.
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from brickformer.doctor.exam import Exam, Probe, number
+from brickformer.doctor.guard import duplicate
 from brickformer.doctor.report import Finding
 
 ROWS, NEW = 4, 4
@@ -110,7 +110,7 @@ def _lengths(e: Exam) -> list[Finding]:
     eos = p.subject.eos
     if p.kind == "encoder_decoder" or eos is None:
         return []
-    model = copy.deepcopy(p.model)
+    model = duplicate(p.model)
     rest = (1 - math.exp(-0.5) - math.exp(-1.0)) / max(p.features - 2, 1)
     flat = torch.full((p.features,), math.log(rest), dtype=torch.float64)
     flat[eos] = -1.0

@@ -77,7 +77,7 @@ def _steps(e: Exam, name: str) -> list[Finding]:
             kwargs: dict[str, Any] = {p.signature.first("ids") or "ids": e.ids[:, t : t + 1], **given, **flags}
             p.budget.tick()
             before.append(kwargs)
-            value = p.model(**kwargs)
+            value = p.signature.given(p.model, kwargs)
             steps.append(p.arranged(value, 2, 1))
             past = getattr(value, name, None)
             if past is None and isinstance(value, tuple | list) and len(value) > 1:
@@ -95,7 +95,7 @@ def _begins(e: Exam, before: list[dict[str, Any]], t: int) -> str:
 
     def step() -> None:
         with torch.no_grad():
-            e.p.model(**before[t])
+            e.p.signature.given(e.p.model, before[t])
 
     def wrong(x: Tensor, y: Tensor) -> bool:
         return x.ndim == 3 and bool((differ(x, y) > e.p.allowed * 10).any())

@@ -82,7 +82,7 @@ def _ask(e: Exam, ids: Tensor, doc: Tensor, masked: bool) -> Tensor:
         if masked:
             for n in _masks(e):
                 kwargs[n] = torch.ones_like(ids) if n not in p.forms else p.forms[n].make(ids >= 0, ids.shape[1])
-        return p.arranged(p.model(**kwargs), *ids.shape)
+        return p.arranged(p.signature.given(p.model, kwargs), *ids.shape)
 
 
 def _table(e: Exam) -> list[Finding]:

@@ -91,7 +91,8 @@ def _branches(e: Exam) -> list[Finding]:
     std = {n: float(model.get_submodule(n).weight.detach().std()) for n in own}  # type: ignore[operator]
     large = max(std.values(), default=0.0)
     small = [n for n in own if _ratio(std[n], large, len(blocks))]
-    if not small or large == 0:
+    two = all(n in small or std[n] > 0.9 * large for n in own)  # else sizes follow the widths: no rule to break
+    if not small or large == 0 or not two:
         return []
     groups: dict[str, list[str]] = {}
     for n in own:

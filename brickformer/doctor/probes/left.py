@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from brickformer.doctor.exam import Exam, Probe, number
-from brickformer.doctor.forms import CAUSAL
+from brickformer.doctor.forms import SQUARE
+from brickformer.doctor.guard import duplicate
 from brickformer.doctor.outputs import differ
 from brickformer.doctor.report import Finding
 from brickformer.doctor.subject import wants
@@ -20,7 +21,7 @@ from brickformer.doctor.subject import wants
 def _masks(e: Exam) -> list[str]:
     forms = e.p.forms
     return [
-        n for n in forms if forms[n] not in CAUSAL and e.p.signature.roles.get(n) in ("mask", "tgt_mask", "src_mask")
+        n for n in forms if forms[n] not in SQUARE and e.p.signature.roles.get(n) in ("mask", "tgt_mask", "src_mask")
     ]
 
 
@@ -105,18 +106,16 @@ def _with(e: Exam, name: str, padded: Tensor, valid: Tensor, ids: Tensor) -> Ten
         kwargs[mask] = p.forms[mask].make(valid, padded.shape[1])
     try:
         with torch.no_grad():
-            return p.arranged(p.model(**kwargs), 2, padded.shape[1])
+            return p.arranged(p.signature.given(p.model, kwargs), 2, padded.shape[1])
     except Exception:
         return None
 
 
 def _half(e: Exam, padded: Tensor, valid: Tensor) -> list[Finding]:
     """The same in half precision: sentinels of float32 become -inf there."""
-    import copy
-
     p = e.p
     for dtype in (torch.float16, torch.bfloat16):
-        model = copy.deepcopy(p.fresh).to(dtype)
+        model = duplicate(p.fresh).to(dtype)
         try:
             plain, left = p(padded, model=model), p(padded, valid=valid, model=model)
         except RuntimeError:

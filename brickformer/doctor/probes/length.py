@@ -95,7 +95,32 @@ def _past(e: Exam, where: str, n: int) -> list[Finding]:
         ]
     finally:
         p.model.eval()
-    return []
+    return _forgets(e, where, n)
+
+
+def _forgets(e: Exam, where: str, n: int) -> list[Finding]:
+    """The last id of a prompt that is longer than the table still has its say."""
+    p = e.p
+    decode = own_generate(e)
+    ids = p.draw(8, n + 2)
+    turned = p.other(ids, n + 1)
+    with torch.no_grad():
+        likely = [p(x[:, -n:])[:, -1].argmax(-1) for x in (ids, turned)]
+        if torch.equal(*likely):
+            return []  # nothing to be seen
+        said = [decode(p.model, x, 1)[:, -1] for x in (ids, turned)]
+    p.model.eval()
+    if not torch.equal(*said):
+        return []
+    return [
+        _finding(
+            f"{where} is {n}; after prompts of {n + 2} ids the next one does not depend on the last",
+            "the newest ids are read, the oldest are dropped",
+            "the text is cut at the wrong end when it has outgrown the table",
+            "model(ids[:, -max_len:]), not ids[:, :max_len]",
+            "error",
+        )
+    ]
 
 
 def _promises(e: Exam) -> Iterator[tuple[str, int]]:

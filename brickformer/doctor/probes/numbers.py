@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
-from torch import nn
 
 from brickformer.doctor.exam import Exam, Probe, number
-from brickformer.doctor.forms import CAUSAL
+from brickformer.doctor.forms import SQUARE
+from brickformer.doctor.guard import duplicate
 from brickformer.doctor.outputs import differ, parts, scale_of
 from brickformer.doctor.report import Finding
 
@@ -17,7 +16,7 @@ from brickformer.doctor.report import Finding
 def _precision(e: Exam) -> list[Finding]:
     p = e.p
     for dtype in (torch.bfloat16, torch.float16):
-        model = copy.deepcopy(p.fresh).to(dtype)
+        model = duplicate(p.fresh).to(dtype)
         ids = e.ids.to(dtype) if p.width else e.ids
         src = p.source(2)
         try:
@@ -51,7 +50,7 @@ def _rows(e: Exam) -> str | None:
     p = e.p
     if p.subject.batch is not None:
         return None
-    masks = [n for n in p.forms if p.forms[n] not in CAUSAL]
+    masks = [n for n in p.forms if p.forms[n] not in SQUARE]
     if masks or (p.kind != "decoder" and p.source_pad is not None and not p.width):
         return None
     return "padding cannot be given"
@@ -67,7 +66,7 @@ def _masked(e: Exam) -> list[Finding]:
     valid = torch.ones(base.shape[:2], dtype=torch.bool)
     valid[1] = False
     pad = p.source_pad if src is not None else p.pad
-    given = bool([n for n in p.forms if p.forms[n] not in CAUSAL])
+    given = bool([n for n in p.forms if p.forms[n] not in SQUARE])
     if pad is not None and not p.width and not given:
         base = base.clone()
         base[1] = pad
@@ -158,13 +157,9 @@ def _input(e: Exam) -> list[Finding]:
     if base.shape[1] != p.tokens:
         return []
     blind = [t for t in range(p.tokens) if float(differ(base, p(p.other(e.ids, t)))[:, t].max()) <= p.allowed * 1e-3]
-    if len(blind) > p.tokens // 2 and not _masks_itself(p.model):
+    if len(blind) > p.tokens // 2:
         return [_blind(f"the outputs at tokens {blind} do not depend on the token that is there")]
     return []
-
-
-def _masks_itself(model: nn.Module) -> bool:
-    return False
 
 
 def _blind(measured: str) -> Finding:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from brickformer.doctor.exam import Exam, Probe, Where, number
-from brickformer.doctor.forms import CAUSAL, PADDING, says_keep
+from brickformer.doctor.forms import PADDING, SQUARE, says_keep
 from brickformer.doctor.masks import hides
 from brickformer.doctor.outputs import differ
 from brickformer.doctor.report import Finding
@@ -25,7 +25,7 @@ def _source_pad(e: Exam) -> int | None:
 
 def _masks(e: Exam) -> list[str]:
     forms = e.p.forms
-    return [n for n in forms if forms[n] not in CAUSAL and e.p.signature.roles[n] in ("mask", "src_mask")]
+    return [n for n in forms if forms[n] not in SQUARE and e.p.signature.roles[n] in ("mask", "src_mask")]
 
 
 def _why_not(e: Exam) -> str | None:
@@ -136,9 +136,12 @@ def _by_content(e: Exam, name: str = "valid") -> list[Finding]:
         return []
 
     def wrong(x: Tensor, y: Tensor) -> bool:
-        if x.ndim != 3 or x.shape[1] != n:
+        x, y = (x.transpose(0, 1), y.transpose(0, 1)) if p.seq_first and x.ndim == 3 else (x, y)
+        if x.ndim != 3 or x.shape[1] not in (n, p.tokens):
             return False
         away = differ(x, y) > p.allowed
+        if x.shape[1] != n:  # the side of the target
+            return bool(away.any())
         return bool((away[:, 3:] if p.kind == "decoder" else away[:, : n - 2]).any())
 
     runs = [lambda x=x: _outs(e, ids if both else x, x if both else None, valid) for x in (base, junk)]
@@ -204,7 +207,10 @@ def _moved(e: Exam) -> Where:
 
 def _shortened(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The tokens that both runs have."""
-    return (x, y[:, : x.shape[1]]) if x.ndim == y.ndim == 3 and y.shape[1] == x.shape[1] + 2 else (x, y)
+    for axis in (1, 0):
+        if x.ndim == y.ndim == 3 and y.shape[axis] == x.shape[axis] + 2:
+            return x, y.narrow(axis, 0, x.shape[axis])
+    return x, y
 
 
 def _finding(e: Exam, measured: str, where: str, name: str) -> Finding:

@@ -9,6 +9,7 @@ positions and biases move the scores only, so both are looked at.
 from __future__ import annotations
 
 import math
+import re
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from brickformer.doctor.exam import Exam, Probe, number
 from brickformer.doctor.outputs import differ
 from brickformer.doctor.report import Finding
+from brickformer.doctor.trace import Heads
 
 
 def _run(e: Exam) -> list[Finding]:
@@ -40,6 +42,11 @@ def _batch_axis(e: Exam) -> list[Finding]:
     alone = p(_same(e)[:1], src=src)
     if alone.shape != out[:1].shape or float(differ(out[:1], alone).max()) > p.allowed:
         return []  # the other row itself is seen
+    turned = _same(e)
+    turned[:1] = p.other(turned[:1], 0)
+    other = p(turned, src=None if src is None else src.expand(2, -1).contiguous())
+    if float(differ(out[1:], other[1:]).max()) > p.allowed:
+        return []  # the other row is seen from the second
     two = None if src is None else src.expand(2, -1).contiguous()
 
     def run() -> Tensor:
@@ -78,13 +85,16 @@ def _absent(e: Exam) -> list[Finding]:
                 return []  # a float mask: biases may be in it
         else:
             scores = h.scores
-        if scores is None or scores.shape[-2:] != (p.tokens, p.tokens):
+        if scores is None or sum(n == p.tokens for n in scores.shape) < 2:
             continue
-        real = scores.detach().double()
-        row = real[..., -1, :]
+        row = scores.detach().double().movedim(h.keys, -1)
         row = row.where(row > -1e4, row.amax(-1, keepdim=True))
-        if float((row - row[..., :1]).abs().max()) > max(p.allowed, 1e-9) * 10 * max(1.0, float(row.abs().max())):
+        apart = (row.amax(-1) - row.amin(-1)).nan_to_num()
+        size = row.where(row > -1e4, 0.0).abs().max()
+        if float(apart.max()) > 1e-5 * max(1.0, float(size)):  # rotations are often float32
             return []
+    if not trace.heads and not trace.closed and _swapped(e):
+        return []  # no attention that could be watched
     table = _unused_table(p.model)
     return [
         Finding(
@@ -102,13 +112,24 @@ def _absent(e: Exam) -> list[Finding]:
     ]
 
 
+def _swapped(e: Exam) -> bool:
+    """Whether the last output knows which of two other tokens came first."""
+    p, src = e.p, e.p.source(2)
+    turned = e.ids.clone()
+    turned[:, [0, 1]] = e.ids[:, [1, 0]]
+    return bool((differ(p(e.ids, src=src), p(turned, src=src))[:, -1] > p.allowed).any())
+
+
 def _relative(e: Exam) -> list[Finding]:
     """Where equal tokens have equal values, only scores know the place: they may depend on the distance alone."""
     p = e.p
     if p.shape == "pooled" or p.tokens < 5:
         return []
-    h = next((h for h in e.traced(p.model, _same(e)[:1]).heads), None)
-    if h is None or h.v is None or h.v.ndim != 4 or p.tokens not in h.v.shape[1:3]:
+    same = _same(e)[:1]
+    h = next((h for h in e.traced(p.model, same).heads), None)
+    if h is None or not _turned(e, h, same):
+        return []
+    if h.v is None or h.v.ndim != 4 or p.tokens not in h.v.shape[1:3]:
         return []
     axis = 1 if h.v.shape[1] == p.tokens else 2
     v = h.v.detach().transpose(0, axis).flatten(1)
@@ -139,6 +160,28 @@ def _relative(e: Exam) -> list[Finding]:
     ]
 
 
+def _turned(e: Exam, h: Heads, same: Tensor) -> bool:
+    """Whether q or k of equal tokens are moved by their place in a way that depends on the token: turned, not added.
+
+    What is added to q and k alone (as in DETR), or to the scores, owes nothing to distances.
+    """
+    p = e.p
+    changed = same
+    for t in range(p.tokens):
+        changed = p.other(changed, t)
+    other = next(iter(e.traced(p.model, changed).heads), None)
+    if other is None:
+        return False
+    for a, b in ((h.q, other.q), (h.k, other.k)):
+        axes = [i for i in range(a.ndim - 1) if a.shape[i] == p.tokens]
+        if a.shape != b.shape or len(axes) != 1:
+            continue
+        moved, again = (x.detach() - x.detach().narrow(axes[0], 0, 1) for x in (a, b))
+        if float((moved - again).abs().max()) > 1e-6 * max(1.0, float(moved.abs().max())):
+            return True
+    return False
+
+
 def _order_of_pooled(e: Exam) -> list[Finding]:
     """One answer a row: another order of the tokens must give another answer, where there is a table."""
     p = e.p
@@ -161,10 +204,13 @@ def _order_of_pooled(e: Exam) -> list[Finding]:
     ]
 
 
+_POSITION = re.compile(r"pos(?!t)|^w?pe$")
+
+
 def _unused_table(model: nn.Module) -> str:
     """The path of a table of positions, by its name."""
     for path, module in model.named_modules():
-        if "pos" in path.lower().rsplit(".", 1)[-1] and path:
+        if _POSITION.search(path.lower().rsplit(".", 1)[-1]):
             return path
         for name in (*module._parameters, *module._buffers):
             if name.lower().startswith(("pos", "pe")) and "ids" not in name:
@@ -179,8 +225,9 @@ def tables(model: nn.Module) -> list[tuple[str, Tensor]]:
         values = {**{k: v for k, v in vars(module).items() if isinstance(v, Tensor)}, **module._buffers}
         values |= {k: v.detach() for k, v in module._parameters.items() if v is not None and not v.requires_grad}
         for name, x in values.items():
-            if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 2 or x.is_complex():
+            if not isinstance(x, Tensor) or x.ndim < 2 or not (x.is_floating_point() or x.is_complex()):
                 continue
+            x = torch.cat([x.imag, x.real], -1) if x.is_complex() else x
             y = x.detach().double().squeeze()
             y = y[y.abs().sum(-1) > 0] if y.ndim == 2 else y  # the row of padding
             if y.ndim != 2 or y.shape[0] < 4 or y.shape[1] < 4 or y.shape[1] % 2 or float(y.abs().max()) > 1.0001:
@@ -198,7 +245,16 @@ def _formula(e: Exam) -> list[Finding]:
                 if wrong:
                     return [_sines(path, *wrong)]
                 break
+    for place, x in e.trace.angles:  # made in forward
+        step = x.detach().double().squeeze()
+        step = step[1] - step[0] if step.ndim == 2 and len(step) == e.p.tokens else step[:0]
+        if step.numel() >= 4 and float(step.abs().min()) > 0 and float((step - step[0]).abs().max()) < 1e-6:
+            return [_sines(place, *_equal(len(step), float(step[0])))]
     return []
+
+
+def _equal(n: int, angle: float) -> tuple[str, str]:
+    return f"all {n} frequencies are {number(angle)}", "the exponent is 0 for every pair (integer division?)"
 
 
 def _wrong(sin: Tensor, cos: Tensor) -> tuple[str, str] | None:
@@ -211,7 +267,7 @@ def _wrong(sin: Tensor, cos: Tensor) -> tuple[str, str] | None:
     angle = torch.atan2(sin[1], cos[1]).abs()
     n = len(angle)
     if n >= 4 and float(angle[0]) > 0 and float((angle - angle[0]).abs().max()) < 1e-6:
-        return f"all {n} frequencies are {number(angle[0])}", "the exponent is 0 for every pair (integer division?)"
+        return _equal(n, float(angle[0]))
     if n >= 4 and bool((angle > 0).all()):
         slope = -float((angle[n // 2].log() - angle[0].log()) / (n // 2)) * n
         if abs(slope - 2 * math.log(10000.0)) < 0.02 * slope:

@@ -1,13 +1,17 @@
 """Nothing beats guessing where there is nothing to learn: random ids cost ln V, whatever a model does.
 
 E[loss on fresh random ids] >= ln V;   less means that the target is seen
+
+A loss that is smoothed or weighted has a floor of its own: it is asked what equal probabilities cost.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from brickformer.doctor.exam import Exam, Probe, number
 from brickformer.doctor.guard import undropped
@@ -31,7 +35,9 @@ def _why_not(e: Exam) -> str | None:
 def _run(e: Exam) -> list[Finding]:
     p = e.p
     side = "tgt"
-    uniform = math.log(len(p.pool(side)))
+    vocab = p.target_vocab if p.kind == "encoder_decoder" else p.vocab
+    guess = _guess(e)
+    uniform = (math.log(vocab) if guess is None else guess) + math.log(len(p.pool(side)) / vocab)
     model = undropped(p.fresh).float()
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3, weight_decay=0.0)
 
@@ -61,7 +67,7 @@ def _run(e: Exam) -> list[Finding]:
             "error",
             "",
             f"after {STEPS} steps on random ids the loss on new random ids is {number(end)}",
-            f"ln {len(p.pool(side))} = {number(uniform)}, what guessing costs",
+            f"{number(uniform)}, what guessing among {len(p.pool(side))} ids costs",
             "each position is trained on a token that it has seen: the shift, a leak between model and loss, or "
             "hard tokens that do not count",
             "loss(logits[:, :-1], ids[:, 1:]), behind a causal mask, the mean over all tokens",
@@ -69,6 +75,40 @@ def _run(e: Exam) -> list[Finding]:
             "likely",
         )
     ]
+
+
+def _guess(e: Exam) -> float | None:
+    """The user's loss where all ids are equally likely: smoothed or weighted losses have a floor of their own.
+
+    The last module that gives V features is made to say so; None where there is none.
+    """
+    p = e.p
+    features = (p.target_vocab,) if p.kind == "encoder_decoder" else (p.vocab,)
+    last: list[nn.Module] = []
+
+    def see(m: nn.Module, a: Any, out: Any) -> None:
+        if isinstance(out, Tensor) and out.ndim >= 2 and out.shape[-1] in features:
+            last.append(m)
+
+    def level(m: nn.Module, a: Any, out: Tensor) -> Tensor:
+        sums = out.detach().logsumexp(-1)
+        return torch.zeros_like(out) - (math.log(out.shape[-1]) if float(sums.abs().max()) < 1e-4 else 0.0)
+
+    ids, src = p.draw(24, seed=100), p.source(24, seed=500)
+    leaves = [m for m in p.fresh.modules() if not list(m.children())]
+    handles = [m.register_forward_hook(see) for m in leaves]
+    try:
+        with torch.no_grad():
+            p.loss(ids, src, p.fresh)
+        if not last:
+            return None
+        handles.append(last[-1].register_forward_hook(level))
+        with torch.no_grad():
+            value = p.loss(ids, src, p.fresh)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return None if value is None or not math.isfinite(float(value)) else float(value)
 
 
 PROBE = Probe("random labels", "nothing beats guessing on random ids", _run, _why_not)

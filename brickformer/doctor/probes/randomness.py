@@ -8,12 +8,15 @@ from torch import nn
 from brickformer.doctor.exam import Exam, Probe, number
 from brickformer.doctor.guard import undropped
 from brickformer.doctor.outputs import differ
+from brickformer.doctor.patient import NotAsked
 from brickformer.doctor.report import Finding
 
 
 def _run(e: Exam) -> list[Finding]:
     p = e.p
     one, two = p(e.ids), p(e.ids)
+    if not bool(one.isfinite().all()):
+        raise NotAsked("its output is not finite")
     moved = float(differ(one, two).max())
     if moved > p.allowed:
         return [_random(e, moved)]

@@ -7,7 +7,6 @@ A router is a linear map to as many numbers as there are experts beside it, call
 
 from __future__ import annotations
 
-import copy
 import re
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from brickformer.doctor.exam import Exam, Probe, number
-from brickformer.doctor.guard import undropped
+from brickformer.doctor.guard import duplicate, undropped
 from brickformer.doctor.outputs import parts
 from brickformer.doctor.report import Finding
 
@@ -188,7 +187,7 @@ def _coefficient(e: Exam, model: nn.Module, path: str, ids: Tensor, src: Tensor 
         return []
     found: list[Tensor] = []
     for times in (1.0, 1000.0):
-        other = copy.deepcopy(model)
+        other = duplicate(model)
         for m in other.modules():
             for n, v in list(vars(m).items()):
                 if isinstance(v, float) and _WEIGHT.search(n) and "drop" not in n:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from brickformer.doctor.exam import Exam, Probe, number
-from brickformer.doctor.guard import undropped
+from brickformer.doctor.guard import duplicate, undropped
 from brickformer.doctor.probes.watch import Seen, watched
 from brickformer.doctor.report import Finding
 
@@ -33,7 +33,7 @@ def _batch(e: Exam, i: int) -> tuple[Tensor, ...]:
 
 
 def _model(e: Exam) -> nn.Module:
-    return copy.deepcopy(e.p.fresh).float().train()
+    return duplicate(e.p.fresh).float().train()
 
 
 def trained(e: Exam, steps: int = STEPS) -> tuple[Seen, nn.Module]:

@@ -20,16 +20,16 @@ from brickformer.positions import Learned
 def read(config: Config) -> Encoder:
     """Their configuration as ours. A group of several layers is gone through as one."""
     vocab, dim, depth = sizes(config)
-    norm, layer = layer_of(config)
+    norm, layer = layer_of(config, act="gelu_new", dropped=0.0)
     config.only("num_hidden_groups", 1, do="Layers of one group come round again; no brick has several such groups.")
     width = config.get("embedding_size", int, 128)
-    embed = embed_of(config, norm, Learned(config.get("max_position_embeddings", int, 512)), width)
+    embed = embed_of(config, norm, Learned(config.get("max_position_embeddings", int, 512)), layer.dropout, width)
     headless = config.architecture == "AlbertModel"
     assert isinstance(layer.ffn, MLP)
     return Encoder(
         vocab,
         dim,
-        pattern([layer], config.get("inner_group_num", int, 1)),
+        pattern([layer], config.count("inner_group_num", 1)),
         embed,
         None if headless else Head(bias=True, transform=Transform(layer.ffn.activation, norm)),
         loops=depth,

@@ -41,6 +41,7 @@ def read(config: Config, *, marian: bool = False) -> EncoderDecoder:
         ("static_position_embeddings", marian),
         ("extra_pos_embeddings", KEPT),
         ("tie_word_embeddings", True),
+        ("is_encoder_decoder", True),
     ):
         config.only(name, value)
     dim, source, length = (config.get(name, int) for name in ("d_model", "vocab_size", "max_position_embeddings"))
@@ -66,7 +67,7 @@ def read(config: Config, *, marian: bool = False) -> EncoderDecoder:
 
 
 def _layers(config: Config, side: str, *, causal: bool) -> tuple[Layer, ...]:
-    heads, dropout = config.get(f"{side}_attention_heads", int), config.get("attention_dropout", float, 0.0)
+    heads, dropout = config.count(f"{side}_attention_heads"), config.get("attention_dropout", float, 0.0)
     mlp = MLP(
         config.get(f"{side}_ffn_dim", int),
         config.choice("activation_function", ACTIVATIONS, "gelu"),
@@ -80,7 +81,7 @@ def _layers(config: Config, side: str, *, causal: bool) -> tuple[Layer, ...]:
         place="post",
         dropout=config.get("dropout", float, 0.1),
     )
-    return pattern([layer], config.get(f"{side}_layers", int))
+    return pattern([layer], config.count(f"{side}_layers"))
 
 
 def guess(spec: EncoderDecoder, *, marian: bool = False) -> dict[str, Any]:

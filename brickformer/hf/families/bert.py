@@ -30,42 +30,45 @@ SELF = ("attention.self.query", "attention.self.key", "attention.self.value")
 
 
 def read(config: Config, *, body: str = "BertModel", skips: bool = False) -> Encoder:
-    """Their configuration as ours. body: the class without a head. skips: positions begin after the id of padding."""
+    """Their configuration as ours. body: the class without a head.
+
+    skips: as roberta, whose positions begin after the id of padding, and whose head is a gelu whatever the layers are.
+    """
     vocab, dim, depth = sizes(config)
     norm, layer = layer_of(config)
     rows = config.get("max_position_embeddings", int, 512)
     skip = config.get("pad_token_id", int, 1) + 1 if skips else 0
-    embed = embed_of(config, norm, Learned(rows - skip, skip))
+    embed = embed_of(config, norm, Learned(rows - skip, skip), layer.dropout)
     headless = config.architecture == body
     return Encoder(
         vocab,
         dim,
         pattern([layer], depth),
         embed,
-        None if headless else Head(bias=True, transform=Transform(_mlp(layer).activation, norm)),
+        None if headless else Head(bias=True, transform=Transform("gelu" if skips else _mlp(layer).activation, norm)),
         pooler=headless and (not config.tensors or any("pooler" in name for name in config.tensors)),
     )
 
 
-def layer_of(config: Config) -> tuple[LayerNorm, Layer]:
-    """The norm, and a layer after whose branches it comes."""
+def layer_of(config: Config, *, act: str = "gelu", dropped: float = 0.1) -> tuple[LayerNorm, Layer]:
+    """The norm, and a layer after whose branches it comes. act, dropped: the family's own defaults."""
     norm = LayerNorm(config.get("layer_norm_eps", float, 1e-12))
     config.only("position_embedding_type", "absolute")
     config.only("tie_word_embeddings", True)
     attention = Attention(
-        config.get("num_attention_heads", int),
+        config.count("num_attention_heads"),
         mask=FULL,
         bias=True,
-        dropout=config.get("attention_probs_dropout_prob", float, 0.1),
+        dropout=config.get("attention_probs_dropout_prob", float, dropped),
     )
-    mlp = MLP(config.get("intermediate_size", int), config.choice("hidden_act", ACTIVATIONS, "gelu"))
-    dropout = config.get("hidden_dropout_prob", float, 0.1)
+    mlp = MLP(config.get("intermediate_size", int), config.choice("hidden_act", ACTIVATIONS, act))
+    dropout = config.get("hidden_dropout_prob", float, dropped)
     return norm, Layer(attention, mlp, norm=norm, place="post", dropout=dropout)
 
 
-def embed_of(config: Config, norm: LayerNorm, position: Learned, width: int | None = None) -> Embed:
+def embed_of(config: Config, norm: LayerNorm, position: Learned, dropout: float, width: int | None = None) -> Embed:
     """Tokens, segments and positions, normed together."""
-    segments, dropout = config.get("type_vocab_size", int, 2), config.get("hidden_dropout_prob", float, 0.1)
+    segments = config.count("type_vocab_size", 2)
     return Embed(position, norm=norm, dropout=dropout, width=width, segments=segments)
 
 
@@ -93,7 +96,7 @@ def fields(spec: Encoder, names: tuple[str, str]) -> dict[str, Any]:
         "intermediate_size": m.hidden,
         "hidden_act": activation_word(m.activation),
         "max_position_embeddings": position.max_len + position.skip,
-        "type_vocab_size": spec.embed.segments,
+        "type_vocab_size": max(1, spec.embed.segments),
         "layer_norm_eps": first(spec, LayerNorm, LayerNorm()).eps,
         "attention_probs_dropout_prob": a.dropout,
         "hidden_dropout_prob": dropout_of(spec),

@@ -25,9 +25,10 @@ def read(config: Config) -> Decoder:
     """Their configuration as ours."""
     vocab, dim = config.get("vocab_size", int), config.get("hidden_size|n_embed|n_embd", int)
     config.only("apply_residual_connection_post_layernorm", False)
+    config.only("slow_but_exact", False, do="With it theirs leaves two biases of each layer out.")
     config.only("tie_word_embeddings", True)
     attention = Attention(
-        config.get("n_head|num_attention_heads", int),
+        config.count("n_head|num_attention_heads"),
         position=Alibi(),
         bias=True,
         dropout=config.get("attention_dropout", float, 0.0),
@@ -35,7 +36,7 @@ def read(config: Config) -> Decoder:
     norm = LayerNorm(config.get("layer_norm_epsilon", float, 1e-5))
     dropout = config.get("hidden_dropout", float, 0.0)
     layer = Layer(attention, MLP(4 * dim, "gelu_tanh"), norm=norm, dropout=dropout)
-    depth = config.get("n_layer|num_hidden_layers", int)
+    depth = config.count("n_layer|num_hidden_layers")
     return Decoder(vocab, dim, pattern([layer], depth), embed=Embed(norm=norm))
 
 

@@ -50,15 +50,15 @@ def _attention(config: Config) -> LatentAttention:
     rope = read_rope(config, turned, layout="interleaved" if config.get("rope_interleave", bool, True) else "half")
     scaling = config.data.get("rope_parameters") or config.data.get("rope_scaling") or {}
     scale, strength = (width + turned) ** -0.5, scaling.get("mscale_all_dim")
-    if strength and rope.scaling is not None:
-        scale *= sharpened(scaling["factor"], strength) ** 2
+    if strength and isinstance(rope.scaling, Yarn):
+        scale *= sharpened(rope.scaling.factor, strength) ** 2
     return LatentAttention(
-        config.get("num_attention_heads", int),
+        config.count("num_attention_heads"),
         rank=config.get("kv_lora_rank", int, 512),
         rope_dim=turned,
         head_dim=width,
         v_dim=config.get("v_head_dim", int, 128),
-        q_rank=config.get("q_lora_rank", int, None),
+        q_rank=config.optional("q_lora_rank", int, 1536),
         position=rope,
         norm=INNER,
         scale=scale,
@@ -76,8 +76,8 @@ def _experts(config: Config) -> MoE:
         normalize=config.get("norm_topk_prob", bool, True),
         scale=config.get("routed_scaling_factor", float, 2.5),
     )
-    shared = GLU(width * config.get("n_shared_experts", int, 1), act)
-    return MoE(config.get("n_routed_experts|num_local_experts", int, 256), GLU(width, act), router, shared=shared)
+    shared = GLU(width * config.count("n_shared_experts", 1), act)
+    return MoE(config.count("n_routed_experts|num_local_experts", 256), GLU(width, act), router, shared=shared)
 
 
 def guess(spec: Decoder) -> dict[str, Any]:

@@ -28,9 +28,9 @@ def read(config: Config) -> Encoder:
     config.only("tie_word_embeddings", True)
     config.skip("sinusoidal_pos_embds")  # how the table began: it is in the file
     dim, dropout = config.get("dim|hidden_size", int), config.get("dropout", float, 0.1)
-    mlp = MLP(config.get("hidden_dim", int, 4 * dim), config.choice("activation", ACTIVATIONS, "gelu"), dropout=dropout)
+    mlp = MLP(config.get("hidden_dim", int, 3072), config.choice("activation", ACTIVATIONS, "gelu"), dropout=dropout)
     attention = Attention(
-        config.get("n_heads|num_attention_heads", int),
+        config.count("n_heads|num_attention_heads"),
         mask=FULL,
         bias=True,
         dropout=config.get("attention_dropout", float, 0.1),
@@ -41,7 +41,7 @@ def read(config: Config) -> Encoder:
     return Encoder(
         config.get("vocab_size", int),
         dim,
-        pattern([layer], config.get("n_layers|num_hidden_layers", int)),
+        pattern([layer], config.count("n_layers|num_hidden_layers")),
         embed,
         None if config.architecture == "DistilBertModel" else head,
     )

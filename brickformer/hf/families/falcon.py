@@ -28,8 +28,8 @@ Arrange = Literal["serial", "parallel", "parallel_norms"]
 def read(config: Config) -> Decoder:
     """Their configuration as ours."""
     vocab = config.get("vocab_size", int)
-    dim, depth = config.get("hidden_size|n_embed", int), config.get("num_hidden_layers|n_layer", int)
-    heads = config.get("num_attention_heads|n_head", int)
+    dim, depth = config.get("hidden_size|n_embed", int), config.count("num_hidden_layers|n_layer")
+    heads = config.count("num_attention_heads|n_head")
     config.only("alibi", False, do="Its ALiBi is rounded to bfloat16 and scaled with the scores: no brick does that.")
     new, one = config.get("new_decoder_architecture", bool, False), config.get("multi_query", bool, True)
     few = config.get("num_kv_heads|n_head_kv", int, None)

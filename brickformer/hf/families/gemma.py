@@ -19,7 +19,7 @@ def read(config: Config) -> Decoder:
     """Their configuration as ours."""
     vocab, dim, depth = sizes(config)
     causal_only(config)
-    attention = llama.attention(config, dim, width=256, bias=config.get("attention_bias", bool, False))
+    attention = llama.attention(config, dim, width=256, groups=16, bias=config.get("attention_bias", bool, False))
     layer = Layer(attention, glu(config), norm=OffsetRMSNorm(config.get("rms_norm_eps", float, 1e-6)))
     return Decoder(vocab, dim, pattern([layer], depth), embed=Embed(scaled=True), head=llama.head(config, tied=True))
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from brickformer.embed import Embed
+from brickformer.feedforward import GLU
 from brickformer.hf.config import Config
 from brickformer.hf.families import gemma, llama
 from brickformer.hf.family import Family
 from brickformer.hf.table import Line, below, linear
-from brickformer.hf.windows import read_windows, window_fields
-from brickformer.hf.words import attention_of, sizes
+from brickformer.hf.windows import read_windows, window_fields, windows_of
+from brickformer.hf.words import ACTIVATIONS, activation_word, attention_of, glu_of, sizes
 from brickformer.layers import Layer
 from brickformer.mask import Mask
 from brickformer.models import Decoder
@@ -24,14 +25,21 @@ def read(config: Config) -> Decoder:
     gemma.causal_only(config)
     config.skip("cache_implementation")
     bias, norm = config.get("attention_bias", bool, False), OffsetRMSNorm(config.get("rms_norm_eps", float, 1e-6))
-    scale = config.get("query_pre_attn_scalar", float, 256.0) ** -0.5
-    cap = config.get("attn_logit_softcapping", float, None)
+    width = config.get("query_pre_attn_scalar", float, 256.0)
+    if width <= 0.0:
+        raise config.refuse("query_pre_attn_scalar", "above 0")
+    cap = config.optional("attn_logit_softcapping", float, 50.0)
+    config.skip("hidden_act")  # of its first files, which say the other field too
+    act = config.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh")
+    glu = GLU(config.get("intermediate_size", int), act)
     layers = []
     for window in read_windows(config, depth, default=lambda i: i % 2 == 0):
         mask = Mask(window=window)
-        attention = llama.attention(config, dim, width=256, mask=mask, softcap=cap, scale=scale, bias=bias)
-        layers.append(Layer(attention, gemma.glu(config), norm=norm, place="peri"))
-    head = llama.head(config, tied=True).but(softcap=config.get("final_logit_softcapping", float, None))
+        attention = llama.attention(
+            config, dim, width=256, groups=4, mask=mask, softcap=cap, scale=width**-0.5, bias=bias
+        )
+        layers.append(Layer(attention, glu, norm=norm, place="peri"))
+    head = llama.head(config, tied=True).but(softcap=config.optional("final_logit_softcapping", float, 30.0))
     return Decoder(vocab, dim, tuple(layers), embed=Embed(scaled=True), head=head)
 
 
@@ -43,12 +51,17 @@ def guess(spec: Decoder) -> dict[str, Any]:
         gemma.guess(spec)
         | window_fields(spec)
         | {
-            "hidden_activation": "gelu_pytorch_tanh",
+            "sliding_window": next((w for w in windows_of(spec) if w is not None), UNUSED),
+            "hidden_activation": activation_word(glu_of(spec).activation),
             "query_pre_attn_scalar": _number(scale**-2),
             "attn_logit_softcapping": a.softcap,
             "final_logit_softcapping": spec.head.softcap,
         }
     )
+
+
+UNUSED = 4096
+"""The window that no layer has: theirs wants a number even so."""
 
 
 def _number(value: float) -> float | int:

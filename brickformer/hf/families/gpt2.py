@@ -23,8 +23,8 @@ from brickformer.positions import Learned
 
 def read(config: Config) -> Decoder:
     """Their configuration as ours."""
-    dim, heads = config.get("n_embd|hidden_size", int), config.get("n_head|num_attention_heads", int)
-    depth = config.get("n_layer|num_hidden_layers", int)
+    dim, heads = config.get("n_embd|hidden_size", int), config.count("n_head|num_attention_heads")
+    depth = config.count("n_layer|num_hidden_layers")
     config.only("tie_word_embeddings", True)
     scale = None if config.get("scale_attn_weights", bool, True) else 1.0
     by_layer = config.get("scale_attn_by_inverse_layer_idx", bool, False)
@@ -35,7 +35,7 @@ def read(config: Config) -> Decoder:
     weights, branches = config.get("attn_pdrop", float, 0.1), config.get("resid_pdrop", float, 0.1)
     layers = []
     for i in range(depth):
-        own = (scale or (dim // heads) ** -0.5) / (i + 1) if by_layer else scale
+        own = (scale or max(1, dim // heads) ** -0.5) / (i + 1) if by_layer else scale
         attention = Attention(heads, bias=True, dropout=weights, scale=own)
         layers.append(Layer(attention, mlp, norm=norm, dropout=branches))
     embed = Embed(position=Learned(config.get("n_positions", int, 1024)), dropout=config.get("embd_pdrop", float, 0.1))

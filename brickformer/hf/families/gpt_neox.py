@@ -25,7 +25,7 @@ from brickformer.positions import Rope
 def read(config: Config) -> Decoder:
     """Their configuration as ours."""
     vocab, dim, depth = sizes(config)
-    heads, dropout = config.get("num_attention_heads", int), config.get("hidden_dropout", float, 0.0)
+    heads, dropout = config.count("num_attention_heads"), config.get("hidden_dropout", float, 0.0)
     theta, part = config.get("rotary_emb_base", float, 10_000.0), config.get("rotary_pct", float, 0.25)
     attention = Attention(
         heads,

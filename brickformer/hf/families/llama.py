@@ -45,13 +45,17 @@ def attention(
     theta: float = 10_000.0,
     part: float | None = None,
     width: int | None = None,
+    groups: int | None = None,
     **more: Any,
 ) -> Attention:
-    """Attention of llama's kind. theta, part, width (of a head): the family's own defaults. more: what it varies."""
-    heads, width = config.get("num_attention_heads", int), config.get("head_dim", int, width)
+    """Attention of llama's kind. theta, part, width (of a head), groups (key heads): the family's own defaults.
+
+    more: what it varies.
+    """
+    heads, width = config.count("num_attention_heads"), config.get("head_dim", int, width)
     return Attention(
         heads,
-        kv_heads=config.get("num_key_value_heads", int, None),
+        kv_heads=config.optional("num_key_value_heads", int, groups),
         head_dim=width,
         position=read_rope(config, width or dim // heads, theta=theta, part=part),
         dropout=config.get("attention_dropout", float, 0.0),

@@ -27,19 +27,25 @@ def read(config: Config) -> Decoder:
     """Their configuration as ours."""
     vocab, dim, depth = sizes(config)
     config.only("hidden_act", "silu", "swish")
-    rank = config.data.get("time_step_rank", "auto")
-    config.skip("time_step_rank")
     mamba = Mamba(
         state=config.get("state_size", int, 16),
         inner=int(config.get("expand", float, 2.0) * dim),
         conv=config.get("conv_kernel", int, 4),
-        rank=math.ceil(dim / 16) if rank == "auto" else config.get("time_step_rank", int),
+        rank=rank(config, "time_step_rank", dim),
         bias=config.get("use_bias", bool, False),
         conv_bias=config.get("use_conv_bias", bool, True),
     )
     layer = Layer(mamba, norm=RMSNorm(config.get("layer_norm_epsilon", float, 1e-5)))
     head = Head(tied=config.get("tie_word_embeddings", bool, True))
     return Decoder(vocab, dim, pattern([layer], depth), head=head)
+
+
+def rank(config: Config, name: str, dim: int) -> int:
+    """The width of the step size's bottleneck, or "auto"."""
+    if config.data.get(name, "auto") == "auto":
+        config.skip(name)
+        return math.ceil(dim / 16)
+    return config.get(name, int)
 
 
 def guess(spec: Decoder) -> dict[str, Any]:
@@ -51,7 +57,7 @@ def guess(spec: Decoder) -> dict[str, Any]:
         "hidden_size": spec.dim,
         "num_hidden_layers": len(spec.layers),
         "state_size": m.state,
-        "expand": inner // spec.dim if inner % spec.dim == 0 else inner / spec.dim,
+        "expand": max(1, inner // spec.dim),  # a whole number there
         "intermediate_size": inner,
         "conv_kernel": m.conv,
         "time_step_rank": m.rank or math.ceil(spec.dim / 16),
@@ -70,14 +76,22 @@ def table(spec: Decoder) -> Iterator[Line]:
             f"stack.layers.{i}.",
             f"backbone.layers.{i}.",
             linear("around_mixer.into", "norm"),
-            linear("mixer.into", "mixer.in_proj", bias=m.bias),
-            linear("mixer.conv", "mixer.conv1d", bias=m.conv_bias),
-            linear("mixer.select", "mixer.x_proj"),
-            linear("mixer.step", "mixer.dt_proj", bias=True),
-            linear("mixer.out", "mixer.out_proj", bias=m.bias),
-            [tensor("mixer.A_log", "mixer.A_log"), tensor("mixer.D", "mixer.D")],
+            names(m, "mixer"),
         )
     yield from rest(spec)
+
+
+def names(m: Mamba, theirs: str) -> Iterator[Line]:
+    """One selective state space."""
+    yield from linear("mixer.into", f"{theirs}.in_proj", bias=m.bias)
+    yield from linear("mixer.conv", f"{theirs}.conv1d", bias=m.conv_bias)
+    yield from linear("mixer.select", f"{theirs}.x_proj")
+    yield from linear("mixer.step", f"{theirs}.dt_proj", bias=True)
+    yield from linear("mixer.out", f"{theirs}.out_proj", bias=m.bias)
+    yield from [tensor("mixer.A_log", f"{theirs}.A_log"), tensor("mixer.D", f"{theirs}.D")]
+    if m.inner_norm is not None:
+        for ours, inner in (("step", "dt"), ("b", "b"), ("c", "c")):
+            yield from linear(f"mixer.{ours}_norm", f"{theirs}.{inner}_layernorm")
 
 
 def rest(spec: Decoder) -> Iterator[Line]:

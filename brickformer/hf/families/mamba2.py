@@ -25,7 +25,7 @@ def read(config: Config) -> Decoder:
     vocab, dim, depth = sizes(config)
     config.only("hidden_act", "silu", "swish")
     config.only("time_step_limit", *UNLIMITED)
-    eps, heads, width = config.get("layer_norm_epsilon", float, 1e-5), config.get("num_heads", int), None
+    eps, heads, width = config.get("layer_norm_epsilon", float, 1e-5), config.count("num_heads"), None
     width = config.get("head_dim", int, 64)
     if config.get("expand", float, 2.0) * dim != heads * width:
         raise config.refuse("num_heads", f"expand · hidden_size / head_dim, with head_dim {width}")
@@ -47,16 +47,16 @@ def guess(spec: Decoder) -> dict[str, Any]:
     """Ours as theirs."""
     m = first(spec, Mamba2, Mamba2(heads=1))
     heads = m.heads or max(1, 2 * spec.dim // m.head_dim)
-    expand = heads * m.head_dim / spec.dim
+    expand = max(1, heads * m.head_dim // spec.dim)  # a whole number there
     return {
         "vocab_size": spec.vocab,
         "hidden_size": spec.dim,
         "num_hidden_layers": len(spec.layers),
-        "num_heads": heads,
+        "num_heads": expand * spec.dim // m.head_dim,
         "head_dim": m.head_dim,
         "state_size": m.state,
         "n_groups": m.groups,
-        "expand": int(expand) if expand == int(expand) else expand,
+        "expand": expand,
         "conv_kernel": m.conv,
         "use_bias": m.bias,
         "use_conv_bias": m.conv_bias,

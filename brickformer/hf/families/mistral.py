@@ -17,7 +17,8 @@ from brickformer.norms import RMSNorm
 def read(config: Config) -> Decoder:
     """Their configuration as ours."""
     vocab, dim, depth = sizes(config)
-    attention = llama.attention(config, dim, mask=Mask(window=config.get("sliding_window", int, None)))
+    mask = Mask(window=config.optional("sliding_window", int, 4096))
+    attention = llama.attention(config, dim, groups=8, mask=mask)
     layer = Layer(attention, llama.glu(config), norm=RMSNorm(config.get("rms_norm_eps", float, 1e-6)))
     return Decoder(vocab, dim, pattern([layer], depth), head=llama.head(config))
 

@@ -22,9 +22,9 @@ def read(config: Config) -> Decoder:
     """Their configuration as ours."""
     vocab, dim, depth = sizes(config)
     mask = Mask(window=config.get("sliding_window", int, None))
-    attention = llama.attention(config, dim, theta=1e6, mask=mask)
+    attention = llama.attention(config, dim, theta=1e6, groups=8, mask=mask)
     router = Router(config.get("num_experts_per_tok", int, 2), balance=config.get("router_aux_loss_coef", float, 0.001))
-    moe = MoE(config.get("num_local_experts|num_experts", int), llama.glu(config), router)
+    moe = MoE(config.count("num_local_experts|num_experts"), llama.glu(config), router)
     layer = Layer(attention, moe, norm=RMSNorm(config.get("rms_norm_eps", float, 1e-5)))
     return Decoder(vocab, dim, pattern([layer], depth), head=llama.head(config))
 

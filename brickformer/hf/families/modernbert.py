@@ -34,7 +34,7 @@ def read(config: Config) -> Encoder:
     kinds = _kinds(config, [LOCAL if i % every else WHOLE for i in range(depth)])
     window = Mask(causal=False, window=config.get("local_attention", int, 128) // 2 + 1)
     thetas = {WHOLE: _theta(config, WHOLE, "global"), LOCAL: _theta(config, LOCAL, "local")}
-    heads, bias = config.get("num_attention_heads", int), config.get("attention_bias", bool, False)
+    heads, bias = config.count("num_attention_heads"), config.get("attention_bias", bool, False)
     dropout = config.get("attention_dropout", float, 0.0)
     glu = GLU(
         config.get("intermediate_size", int),

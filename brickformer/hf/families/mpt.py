@@ -31,10 +31,10 @@ def read(config: Config) -> Decoder:
         inside.skip("attn_impl", "attn_uses_sequence_id", "model_type")
         scale, dropout = inside.get("softmax_scale", float, None), inside.get("attn_pdrop", float, 0.0)
         inside.finish()
-    attention = Attention(config.get("n_heads", int), position=Alibi(), scale=scale, dropout=dropout)
+    attention = Attention(config.count("n_heads"), position=Alibi(), scale=scale, dropout=dropout)
     norm = LayerNorm(config.get("layer_norm_epsilon", float, 1e-5), bias=False)
     layer = Layer(attention, MLP(4 * dim, "gelu", bias=False), norm=norm, dropout=dropout)
-    return Decoder(config.get("vocab_size", int), dim, pattern([layer], config.get("n_layers", int)))
+    return Decoder(config.get("vocab_size", int), dim, pattern([layer], config.count("n_layers")))
 
 
 _ONLY: dict[str, tuple[Any, ...]] = {

@@ -21,6 +21,9 @@ def read(config: Config) -> Decoder:
     """Their configuration as ours. `original_max_position_embeddings` matters to scalings that have no brick."""
     vocab, dim, depth = sizes(config)
     config.only("head_dim", None)
+    for name in ("rope_parameters", "rope_scaling"):
+        if config.has(name) and config.part(name).get("rope_type|type", str, "default") != "default":
+            raise config.refuse(name, "no scaling", "In this family all others mean longrope, which has no brick.")
     attention = llama.attention(config, dim, part=1.0, mask=Mask(window=config.get("sliding_window", int, None)))
     norm, dropout = RMSNorm(config.get("rms_norm_eps", float, 1e-5)), config.get("resid_pdrop", float, 0.0)
     layer = Layer(attention, llama.glu(config), norm=norm, dropout=dropout)

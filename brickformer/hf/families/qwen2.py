@@ -29,7 +29,7 @@ def layered(config: Config, *, qk_norm: NormSpec | None = None, **attention: Any
     layers = []
     for window in windows:
         mask = Mask(window=window if windowed else None)
-        mixer = llama.attention(config, dim, mask=mask, qk_norm=qk_norm, **attention)
+        mixer = llama.attention(config, dim, groups=32, mask=mask, qk_norm=qk_norm, **attention)
         layers.append(Layer(mixer, llama.glu(config), norm=norm))
     return Decoder(vocab, dim, tuple(layers), head=llama.head(config))
 

@@ -22,17 +22,19 @@ def read(config: Config) -> Decoder:
     """Their configuration as ours."""
     vocab, dim, depth = sizes(config)
     norm = RMSNorm(config.get("rms_norm_eps", float, 1e-6))
-    windowed, window = config.get("use_sliding_window", bool, False), config.get("sliding_window", int, None)
+    windowed, window = config.get("use_sliding_window", bool, False), config.optional("sliding_window", int, 4096)
     bias = config.get("attention_bias", bool, False)
     config.skip("max_window_layers")  # every layer has the window, or none
-    attention = llama.attention(config, dim, bias=bias, qk_norm=norm, mask=Mask(window=window if windowed else None))
+    attention = llama.attention(
+        config, dim, bias=bias, groups=4, qk_norm=norm, mask=Mask(window=window if windowed else None)
+    )
     router = Router(
         config.get("num_experts_per_tok", int, 8),
         normalize=config.get("norm_topk_prob", bool, False),
         balance=config.get("router_aux_loss_coef", float, 0.001),
     )
     expert = GLU(config.get("moe_intermediate_size", int), config.choice("hidden_act", ACTIVATIONS, "silu"))
-    moe = MoE(config.get("num_local_experts|num_experts", int, 128), expert, router)
+    moe = MoE(config.count("num_local_experts|num_experts", 128), expert, router)
     dense, every = config.get("mlp_only_layers", list, None) or [], config.get("decoder_sparse_step", int, 1)
     config.skip("intermediate_size")  # of no layer where all are mixtures
     layers = []

@@ -28,8 +28,8 @@ from brickformer.positions import T5Bias
 def read(config: Config) -> EncoderDecoder:
     """Their configuration as ours."""
     vocab, dim = config.get("vocab_size", int), config.get("d_model|hidden_size", int)
-    depth = config.get("num_layers|num_hidden_layers", int)
-    heads, width = config.get("num_heads|num_attention_heads", int), config.get("d_kv|head_dim", int)
+    depth = config.count("num_layers|num_hidden_layers")
+    heads, width = config.count("num_heads|num_attention_heads"), config.get("d_kv|head_dim", int)
     dropout = config.get("dropout_rate", float, 0.1)
     norm, ffn = RMSNorm(config.get("layer_norm_epsilon", float, 1e-6)), _network(config, dropout)
     bias = T5Bias(
@@ -41,10 +41,11 @@ def read(config: Config) -> EncoderDecoder:
         attention = Attention(heads, head_dim=width, scale=1.0, position=bias, mask=mask, dropout=dropout)
         return Layer(attention, ffn, cross=cross if causal else None, norm=norm, dropout=dropout)
 
+    config.only("is_encoder_decoder", True)
     said = config.get("tie_word_embeddings", bool, True)
     scaled = config.get("scale_decoder_outputs", bool, said)
     tied = said and (scaled or not config.tensors or "lm_head.weight" not in config.tensors)
-    after = config.get("num_decoder_layers", int, None)
+    after = config.count("num_decoder_layers") if config.has("num_decoder_layers") else None
     embed = Embed(dropout=dropout)
     return EncoderDecoder(
         Encoder(vocab, dim, pattern([layer(False)], depth), embed),
