@@ -51,7 +51,8 @@ class Calibration:
 @final
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """What became of one matrix. error: √(‖Δy‖² / ‖y‖²) of its outputs where data was read, else of its weights.
+    """What became of one matrix. error: √(‖Δy‖² / ‖y‖²) of its outputs where data was read (against
+    those it was to give, see drift.py), else of its weights.
 
     kind: of the scheme, or "kept". before, after: bytes.
     """
