@@ -197,6 +197,8 @@ class LogitHead(nn.Module):
 
 def check_ids(ids: Tensor, what: str, vocab: int) -> None:
     """Errors: BrickError when ids are not int64 or int32 in a (B, T) table, or on a CPU not below `vocab`."""
+    if not isinstance(ids, Tensor):
+        raise BrickError(f"{what}: got a {type(ids).__name__}, expected a tensor of ids (batch, tokens).")
     if ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32) or ids.shape[1] == 0:
         raise BrickError(
             f"{what}: got shape {tuple(ids.shape)} of {ids.dtype}, expected (batch, tokens) of integers, "

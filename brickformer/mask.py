@@ -65,6 +65,8 @@ class Span:
         pos = None
         if valid is not None:
             _same_shape("valid", valid, ids)
+            if valid.dtype is not torch.bool:
+                raise StateError(f"Span.of(): valid is {valid.dtype}, expected torch.bool. Use valid.bool().")
             before = valid.cumsum(-1) - valid.long()  # real tokens before each slot
             pos = before + start
         if doc is not None:
@@ -77,6 +79,20 @@ class Span:
         if pos is not None and valid is not None:
             pos = pos.masked_fill(~valid, EMPTY)
         return cls(start, ids.shape[1], pos, doc)
+
+    def check(self, ids: Tensor) -> None:
+        """Errors: StateError when this is not where ids (B, N, ...) may sit."""
+        batch, tokens = ids.shape[:2]
+        if self.length != tokens or self.start < 0:
+            raise StateError(
+                f"Span: got start {self.start} and length {self.length} for {tokens} tokens, expected a start of 0 or "
+                f"more and the length {tokens}. Use Span.of(ids), or state.next({tokens})."
+            )
+        for name, column in (("pos", self.pos), ("doc", self.doc), ("segment", self.segment)):
+            if column is not None and (column.shape[1:] != (tokens,) or len(column) not in (1, batch)):
+                raise StateError(
+                    f"Span: {name} has shape {tuple(column.shape)}, expected {(batch, tokens)} like the ids."
+                )
 
     @property
     def end(self) -> int:

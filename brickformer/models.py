@@ -29,6 +29,8 @@ from brickformer.ranges import MOST, affordable, check_width
 from brickformer.spec import Spec, spec
 from brickformer.state import CacheType, StackState
 
+SMALLER = "Lower vocab, dim, the width of a brick or the number of layers."
+
 
 class ModelSpec(Spec):
     """Slot: whole models."""
@@ -76,7 +78,7 @@ class Decoder(ModelSpec):
                 raise SpecError(
                     f"decoder.layers.{i}.cross: there is no memory to read. Use EncoderDecoder, or remove it."
                 )
-        with affordable(self):
+        with affordable(self.kind, SMALLER):
             model = self.assemble(self.embed.table(self.vocab, self.dim))
             initialize(model.embed, model.stack, model.head)
         return model
@@ -114,6 +116,8 @@ class DecoderModel(nn.Module):
         check_ids(ids, "decoder", self.spec.vocab)
         if at is None:
             at = Span(0, ids.shape[1]) if state is None else state.next(ids.shape[1])
+        else:
+            at.check(ids)
         at = self.embed.place(at)
         return self.stack(self.embed(ids, at), at, state, memory)
 
@@ -142,7 +146,10 @@ class DecoderModel(nn.Module):
         """
         weight = self.embed.tokens.weight
         device, dtype = device or weight.device, dtype or weight.dtype
-        return self.stack.init_state(batch, max_len, device=device, dtype=dtype, cache=cache)
+        if batch < 0 or max_len < 0:
+            raise StateError(f"init_state(): got {batch} rows of {max_len} tokens, expected 0 or more of each.")
+        with affordable("init_state()", "Lower batch or max_len, or use cache='int8'.", StateError):
+            return self.stack.init_state(batch, max_len, device=device, dtype=dtype, cache=cache)
 
 
 @spec("encoder")
@@ -171,7 +178,7 @@ class Encoder(ModelSpec):
 
     def build(self) -> EncoderModel:
         """The model, initialised. Errors: SpecError for cross-attention, or a causal mixer without one_way."""
-        with affordable(self):
+        with affordable(self.kind, SMALLER):
             model = self.assemble(self.embed.table(self.vocab, self.dim))
             initialize(model.embed, model.stack, model.head)
         return model
@@ -222,7 +229,9 @@ class EncoderModel(nn.Module):
     ) -> Memory:
         """(B, T) ids -> their vectors and where they sit."""
         check_ids(ids, "encoder", self.spec.vocab)
-        at = replace(self.embed.place(Span.of(ids, valid=valid)), segment=segment)
+        at = replace(Span.of(ids, valid=valid), segment=segment)
+        at.check(ids)
+        at = self.embed.place(at)
         return Memory(self.stack(self.embed(ids, at), at), at)
 
     def logits(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
@@ -266,7 +275,7 @@ class EncoderDecoder(ModelSpec):
     def build(self) -> EncoderDecoderModel:
         """The model, initialised. Errors: SpecError from either side."""
         e, d = self.encoder, self.decoder
-        with affordable(self):
+        with affordable(self.kind, SMALLER):
             source = e.embed.table(e.vocab, e.dim)
             target = source if self.shared else d.embed.table(d.vocab, d.dim)
             encoder = e.assemble(source, readers=len(d.layers) * d.loops)

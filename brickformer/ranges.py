@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from brickformer.errors import SpecError
+from brickformer.errors import BrickError, SpecError
 from brickformer.spec import Spec
 
 LARGEST: Final = 2**31 - 1
@@ -24,12 +24,7 @@ MOST: Final = 10_000
 STEEP: Final = 1e6
 """What may multiply or cap a number that is then squared or exponentiated."""
 
-TOO_LARGE: Final = (
-    "allocate memory",
-    "out of memory",
-    "Storage size calculation overflowed",
-    "Overflow when unpacking",
-)
+TOO_LARGE: Final = ("allocate memory", "out of memory", "overflow", "Overflow")
 """What torch says of a tensor that is too large."""
 
 
@@ -72,18 +67,15 @@ def check_cap(of: Spec, cap: float | None) -> None:
 
 
 @contextmanager
-def affordable(of: Spec) -> Iterator[None]:
-    """Around a build. Errors: SpecError where a tensor is larger than memory, or than any tensor may be."""
+def affordable(what: str, do: str, error: type[BrickError] = SpecError) -> Iterator[None]:
+    """Around what makes tensors. Errors: `error` where one is larger than memory, or than any tensor may be."""
     try:
         yield
     except (MemoryError, OverflowError, RuntimeError, TypeError) as e:
         text = str(e)
         if isinstance(e, RuntimeError | TypeError) and not any(word in text for word in TOO_LARGE):
             raise
-        raise SpecError(
-            f"{of.kind}: got sizes for which there is not enough memory, expected a model that fits. Lower vocab, dim, "
-            "the width of a brick or the number of layers."
-        ) from None
+        raise error(f"{what}: got sizes for which there is not enough memory, expected what fits. {do}") from None
 
 
 def divisors(n: int) -> list[int]:

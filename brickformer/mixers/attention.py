@@ -18,12 +18,12 @@ from brickformer.attend import Attend, Backend
 from brickformer.errors import SpecError, StateError
 from brickformer.linear import BranchOut, FusedLinear, Linear
 from brickformer.mask import Mask, Span
-from brickformer.mixers.base import Mixer, MixerSpec, expect_state
+from brickformer.mixers.base import Mixer, MixerSpec, expect_cache
 from brickformer.norms import NormSpec
 from brickformer.positions import NoPosition, Position, PositionSpec
 from brickformer.ranges import check_cap, check_dropout, check_size, check_width, divisors
 from brickformer.spec import Spec, spec
-from brickformer.state import KV, State, kv_for
+from brickformer.state import State, kv_for
 
 
 @spec("attention")
@@ -133,7 +133,7 @@ class AttentionMixer(Mixer):
             v = self.residue[0] * v + self.residue[1] * (v if at.values is None else at.values)
         k_at = at
         if state is not None:
-            k, v, k_at = expect_state(state, KV, "attention").append(k, v, at)  # (B, G, S, K)
+            k, v, k_at = expect_cache(state, self.attend.mask, "attention").append(k, v, at)  # (B, G, S, K)
         bias = self.position.bias(at, k_at, x.device)
         seen = self.attend(q, k, v, at, k_at, bias, self.sinks)  # (B, H, T, K)
         y = merge_heads(seen)

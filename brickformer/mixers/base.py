@@ -14,9 +14,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from brickformer.errors import SpecError, StateError
-from brickformer.mask import Span
+from brickformer.mask import Mask, Span
 from brickformer.spec import Spec
-from brickformer.state import State
+from brickformer.state import KV, State
 
 
 class Mixer(nn.Module, ABC):
@@ -64,6 +64,13 @@ def expect_state(state: State, kind: type[AnyState], brick: str) -> AnyState:
             "Make the state with this model's init_state()."
         )
     return state
+
+
+def expect_cache(state: State, mask: Mask, brick: str) -> KV:
+    """The cache of an attention with this mask. Errors: StateError when it is another brick's, or lets go too soon."""
+    kept = expect_state(state, KV, brick)
+    kept.serve(mask)
+    return kept
 
 
 def wants_values(mixers: Sequence[Mixer]) -> bool:

@@ -19,12 +19,12 @@ from brickformer.errors import SpecError, StateError
 from brickformer.linear import BranchOut, FusedLinear
 from brickformer.mask import Mask, Span
 from brickformer.mixers.attention import merge_heads, split_heads
-from brickformer.mixers.base import Mixer, MixerSpec, expect_state
+from brickformer.mixers.base import Mixer, MixerSpec, expect_cache
 from brickformer.norms import NormSpec, RMSNorm
 from brickformer.positions import NoPosition, Position, PositionSpec
 from brickformer.ranges import check_dropout, check_width
 from brickformer.spec import spec
-from brickformer.state import KV, State, kv_for
+from brickformer.state import State, kv_for
 
 
 @spec("differential")
@@ -92,7 +92,7 @@ class DifferentialMixer(Mixer):
         k = self.position.rotate(k, at)  # (B, 2H, T, K)
         k_at = at
         if state is not None:
-            k, v, k_at = expect_state(state, KV, "differential").append(k, v, at)  # (B, 2H, S, K)
+            k, v, k_at = expect_cache(state, self.attend.mask, "differential").append(k, v, at)  # (B, 2H, S, K)
         whole = torch.cat(v.chunk(2, dim=1), dim=-1)  # (B, H, S, 2K): each value comes in two halves
         maps = self.attend(q, k, torch.cat([whole, whole], dim=1), at, k_at, self.position.bias(at, k_at, x.device))
         first, second = maps.chunk(2, dim=1)  # 2 × (B, H, T, 2K)

@@ -25,12 +25,12 @@ from brickformer.errors import SpecError, StateError
 from brickformer.linear import BranchOut, FusedLinear, Linear
 from brickformer.mask import Mask, Span
 from brickformer.mixers.attention import merge_heads, split_heads
-from brickformer.mixers.base import Mixer, MixerSpec, expect_state
+from brickformer.mixers.base import Mixer, MixerSpec, expect_cache
 from brickformer.norms import NormSpec, RMSNorm
 from brickformer.positions import Position, PositionSpec, Rope
 from brickformer.ranges import check_dropout, check_size, check_width
 from brickformer.spec import spec
-from brickformer.state import KV, State, kv_for
+from brickformer.state import State, kv_for
 
 
 @spec("latent")
@@ -120,7 +120,9 @@ class LatentMixer(Mixer):
         kept = torch.cat([self.norm(c)[:, None], k_rope], dim=-1)  # (B, 1, T, R + P)
         k_at = at
         if state is not None:
-            kept, _, k_at = expect_state(state, KV, "latent").append(kept, kept[..., :0], at)  # (B, 1, S, R + P)
+            kept, _, k_at = expect_cache(state, self.attend.mask, "latent").append(
+                kept, kept[..., :0], at
+            )  # (B, 1, S, R + P)
         bias = self.position.bias(at, k_at, x.device)
         if state is not None and at.length == 1:
             seen = self._look_at_latents(q, q_rope, kept, at, k_at, bias)

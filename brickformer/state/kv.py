@@ -70,6 +70,9 @@ class KV(State):
         self.written = at.end
         return *self._unpack(self.k[:, :, : at.end], self.v[:, :, : at.end], k.dtype), self._span(0, at.end)
 
+    def serve(self, mask: Mask) -> None:
+        """Errors: StateError when a query of this mask sees tokens that are not kept."""
+
     def rewind(self, to: int) -> None:
         """Nothing to do: slots from `to` on are overwritten before they are read."""
 
@@ -191,6 +194,15 @@ class RingKV(KV):
         self.first = at.end - self.window
         self.written = self.window
         return all_k, all_v, where
+
+    def serve(self, mask: Mask) -> None:
+        """Errors: StateError when the mask looks further back than the ring."""
+        if mask.window is None or mask.window > self.window:
+            sees = "every token" if mask.window is None else f"a window of {mask.window}"
+            raise StateError(
+                f"RingKV keeps the last {self.window} tokens; the mask sees {sees}. The state belongs to another layer "
+                "or model: make it with this model's init_state()."
+            )
 
     def in_int8(self) -> RingKV:
         """An empty one of the same size with its vectors as int8."""

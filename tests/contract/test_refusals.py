@@ -170,7 +170,7 @@ BUILDS: list[tuple[Callable[[], Any], str]] = [
     (lambda: shapes_of(Decoder(11, 16, (Layer(WIDE),))), "decoder: got sizes for which there is not enough memory"),
     (
         lambda: EncoderDecoder(Encoder(HUGE, HUGE, (TWO_WAY,)), Decoder(11, HUGE, (READER,))).build(),
-        "encoder_decoder: got sizes for which there is not enough memory, expected a model that fits. Lower vocab, dim",
+        "encoder_decoder: got sizes for which there is not enough memory, expected what fits. Lower vocab, dim",
     ),
 ]
 
@@ -282,6 +282,54 @@ def test_the_state_of_another_model_is_refused(decoder: DecoderModel) -> None:
         decoder(ids, state=recurrent.init_state(2, 4))
     with pytest.raises(StateError, match="got a KV, expected a MambaState"):
         recurrent(ids, state=decoder.init_state(2, 4))
+
+
+def test_a_ring_does_not_serve_a_mask_that_looks_further() -> None:
+    """Their sizes are alike, so only the mask tells: what the ring lets go of would be missed without a word."""
+    near, far, whole = (
+        Decoder(11, 16, (Layer(Attention(4, mask=Mask(window=w)), MLP(8)),)).build() for w in (2, 3, None)
+    )
+    ids = torch.tensor([[1, 2, 3]])
+    for model, sees in ((far, "a window of 3"), (whole, "every token")):
+        with pytest.raises(
+            StateError, match=f"RingKV keeps the last 2 tokens; the mask sees {sees}. The state belongs"
+        ):
+            model(ids, state=near.init_state(1, 9))
+    torch.testing.assert_close(near(ids, state=whole.init_state(1, 9)), near(ids))  # what keeps more serves
+
+
+def test_a_state_of_no_size() -> None:
+    model = Decoder(11, 16, (LAYER,)).build()
+    for rows, tokens in ((-1, 4), (1, -4)):
+        with pytest.raises(
+            StateError, match=rf"init_state\(\): got {rows} rows of {tokens} tokens, expected 0 or more"
+        ):
+            model.init_state(rows, tokens)
+    with pytest.raises(
+        StateError, match=r"init_state\(\): got sizes for which there is not enough memory.*Lower batch"
+    ):
+        model.init_state(1, 2**60)
+
+
+@pytest.mark.unchecked
+def test_a_span_of_other_tokens(decoder: DecoderModel) -> None:
+    ids, encoder = draw(decoder, tokens=3), ENCODER.but(embed=Embed(segments=2)).build()
+    with pytest.raises(StateError, match="Span: got start 0 and length 5 for 3 tokens, expected a start of 0 or more"):
+        decoder(ids, Span(0, 5))
+    with pytest.raises(StateError, match="Span: got start -2 and length 3 for 3 tokens"):
+        decoder(ids, Span(-2, 3))
+    with pytest.raises(StateError, match=r"Span: pos has shape \(2, 2\), expected \(2, 3\) like the ids"):
+        decoder(ids, Span(0, 3, torch.zeros(2, 2, dtype=torch.long)))
+    with pytest.raises(StateError, match=r"Span: segment has shape \(2, 2\), expected \(2, 3\)"):
+        encoder(ids, None, torch.zeros(2, 2, dtype=torch.long))
+    with pytest.raises(StateError, match=r"valid is torch.int64, expected torch.bool. Use valid.bool\(\)"):
+        encoder(ids, torch.ones(2, 3, dtype=torch.long))
+
+
+@pytest.mark.unchecked
+def test_ids_that_are_no_tensor(decoder: DecoderModel) -> None:
+    with pytest.raises(BrickError, match="decoder: got a list, expected a tensor of ids"):
+        decoder([[1, 2]])
 
 
 def test_tokens_that_do_not_follow_on_are_refused_and_nothing_is_lost(decoder: DecoderModel) -> None:
