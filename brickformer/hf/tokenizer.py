@@ -47,7 +47,12 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerFiles | 
     ends = said.get("eos_token_id")
     bos = said.get("bos_token_id")
     listed = [] if ends is None else (ends if isinstance(ends, list) else [ends])
-    return TokenizerFiles(files, bos if isinstance(bos, int) else None, tuple(i for i in listed if isinstance(i, int)))
+    return TokenizerFiles(files, bos if _is_id(bos) else None, tuple(filter(_is_id, listed)))
+
+
+def _is_id(value: Any) -> bool:
+    """Some files say -1 where there is none."""
+    return type(value) is int and value >= 0
 
 
 def _made_anew(folder: Path, older: str) -> str:

@@ -204,3 +204,26 @@ def test_no_value_of_any_field_is_more_than_a_refusal(family: str) -> None:
             assert "\n" not in str(e) and len(str(e)) < 400
             refused += 1
     assert refused > 50
+
+
+def test_a_name_that_theirs_does_not_read_says_nothing_else() -> None:
+    """GPT-NeoX reads its own two names of rotary fields, and the others not at all."""
+    data = {k: v for k, v in written(BASE["gpt_neox"]).items() if k != "rope_parameters"}
+    read = hf.FAMILIES["gpt_neox"].spec
+    plain = read(data)
+    assert read(data | {"rope_theta": 1e4, "partial_rotary_factor": 0.25}) == plain
+    assert read(data | {"rotary_emb_base": 50, "rope_theta": 50.0}) != plain
+    for field in ({"rope_theta": 50.0}, {"partial_rotary_factor": 0.5}):
+        with pytest.raises(BrickError, match=f"{next(iter(field))}: got .*as rotary_"):
+            read(data | field)
+    with pytest.raises(BrickError, match="rope_theta: got 50"):
+        read(data | {"rope_theta": 50, "rotary_emb_base": 60.0})
+
+
+def test_the_length_of_training_is_said_once() -> None:
+    """Beside a scaling it is not read there; so it has to say the same."""
+    scaled = {"rope_parameters": {"rope_type": "yarn", **SCALED}}
+    data, read = written(BASE["llama"]) | scaled, hf.FAMILIES["llama"].spec
+    assert read(data | {"original_max_position_embeddings": 8}) == read(data)
+    with pytest.raises(BrickError, match="original_max_position_embeddings: got 32, expected 8"):
+        read(data | {"original_max_position_embeddings": 32})
