@@ -59,6 +59,8 @@ def _made_anew(folder: Path, older: str) -> str:
     """tokenizer.json of an older form. Errors: DataError: transformers is not installed, or cannot either."""
     if importlib.util.find_spec("transformers") is None:
         raise DataError(f"{folder}: has {older} and no {MAIN}. Install transformers, which can make one of it.")
+    if older.endswith((".model", ".spm")) and importlib.util.find_spec("sentencepiece") is None:
+        raise DataError(f"{folder}: has {older} and no {MAIN}. Install sentencepiece, with which one is made of it.")
     import transformers
 
     try:

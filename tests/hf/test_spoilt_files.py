@@ -19,7 +19,7 @@ from hf.test_bad_input import NORM, Q, config, good, index, joined, shard
 
 import brickformer
 from brickformer import hf
-from brickformer.errors import BrickError, RunError
+from brickformer.errors import BrickError, DataError, RunError
 
 __all__ = ["good"]
 pytestmark = pytest.mark.unchecked
@@ -212,3 +212,30 @@ def test_an_import_that_is_killed_leaves_no_run(good: Path, tmp_path: Path) -> N
     assert not list(tmp_path.rglob("*.safetensors"))
     with pytest.raises(BrickError):
         brickformer.Trained.open(next(iter((tmp_path / "runs").iterdir()), tmp_path / "runs"))
+
+
+def test_a_sentencepiece_model_says_what_it_needs(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    shutil.copytree(good, tmp_path / "model")
+    (tmp_path / "model/tokenizer.model").write_bytes(b"no such model")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sentencepiece" else find(name))
+    with pytest.raises(DataError, match=r"has tokenizer\.model and no tokenizer\.json\. Install sentencepiece"):
+        brickformer.load(tmp_path / "model")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "transformers" else find(name))
+    with pytest.raises(DataError, match="Install transformers"):
+        brickformer.load(tmp_path / "model")
+
+
+def test_ids_that_are_none(good: Path, tmp_path: Path) -> None:
+    """-1, a word, true: no token begins or ends a text."""
+    from brickformer.hf.tokenizer import plain_tokenizer, read_tokenizer
+
+    for name, text in plain_tokenizer(["a", "b"], words=True).files.items():
+        (tmp_path / name).write_text(text)
+    for value in (-1, "x", True, [-1, None, True]):
+        said = read_tokenizer(tmp_path, {"eos_token_id": value, "bos_token_id": value})
+        assert said is not None and said.ends == () and said.bos is None
+    said = read_tokenizer(tmp_path, {"eos_token_id": [3, -1, 4], "bos_token_id": 0})
+    assert said is not None and said.ends == (3, 4) and said.bos == 0
