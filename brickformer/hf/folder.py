@@ -110,8 +110,9 @@ class Pickled(Tensors):
         except FileNotFoundError:
             raise RunError(f"{path}: missing. The folder was copied in part; copy it again.") from None
         except Exception as e:
+            reason = (str(e).splitlines() or [type(e).__name__])[0][:80]
             raise RunError(
-                f"{path}: cannot be read as weights alone ({str(e).splitlines()[0][:80]}). It is broken, or wants to "
+                f"{path}: cannot be read as weights alone ({reason}). It is broken, or wants to "
                 "run code; take a checkpoint in safetensors."
             ) from None
         if not isinstance(data, dict) or not all(type(k) is str and isinstance(t, Tensor) for k, t in data.items()):

@@ -50,13 +50,20 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerFiles | 
     ends = said.get("eos_token_id")
     bos = said.get("bos_token_id")
     listed = [] if ends is None else (ends if isinstance(ends, list) else [ends])
-    return TokenizerFiles(files, bos if isinstance(bos, int) else None, tuple(i for i in listed if isinstance(i, int)))
+    return TokenizerFiles(files, bos if _is_id(bos) else None, tuple(filter(_is_id, listed)))
+
+
+def _is_id(value: Any) -> bool:
+    """Some files say -1 where there is none."""
+    return type(value) is int and value >= 0
 
 
 def _made_anew(folder: Path, older: str) -> str:
     """tokenizer.json of an older form. Errors: DataError: transformers is not installed, or cannot either."""
     if importlib.util.find_spec("transformers") is None:
         raise DataError(f"{folder}: has {older} and no {MAIN}. Install transformers, which can make one of it.")
+    if older.endswith((".model", ".spm")) and importlib.util.find_spec("sentencepiece") is None:
+        raise DataError(f"{folder}: has {older} and no {MAIN}. Install sentencepiece, with which one is made of it.")
     import transformers
 
     try:

@@ -64,7 +64,10 @@ def _found(path: Path | str) -> Path:
     import huggingface_hub
 
     try:
-        return Path(huggingface_hub.snapshot_download(str(path), allow_patterns=list(WANTED)))
+        found = Path(huggingface_hub.snapshot_download(str(path), allow_patterns=list(WANTED)))
+        if not any(found.glob("*.safetensors")):  # older ones have the older form alone
+            found = Path(huggingface_hub.snapshot_download(str(path), allow_patterns=[*WANTED, "pytorch_model*.bin"]))
+        return found
     except Exception as e:  # whatever the network does
         reason = (str(e).strip().splitlines() or [type(e).__name__])[0][:120]
         raise RunError(f"{path}: no such folder, and the hub does not give it: {reason}") from None

@@ -43,7 +43,8 @@ class PretrainedTokenizer(Tokenizer, kind="pretrained", unit="token"):
         except KeyError:
             raise DataError(f"pretrained tokenizer: got no {MAIN}, expected one among its files.") from None
         except Exception as e:  # whatever the package raises
-            raise DataError(f"{MAIN}: not a tokenizer: {str(e).splitlines()[0][:100]}.") from None
+            reason = (str(e).splitlines() or [type(e).__name__])[0][:100]
+            raise DataError(f"{MAIN}: not a tokenizer: {reason}.") from None
         self._inner.no_padding()
         self._inner.no_truncation()
         count = int(self._inner.get_vocab_size(with_added_tokens=True))

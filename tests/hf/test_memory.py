@@ -11,7 +11,6 @@ import safetensors.torch
 import torch
 from hf.test_bad_input import joined
 
-from brickformer import hf
 from brickformer.hf.fit import fit
 from brickformer.models import Decoder
 from brickformer.presets import llama
@@ -66,12 +65,10 @@ def taken(folder: Path, dtype: str) -> tuple[int, int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="NOT TESTED: peak memory is read from /proc")
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_loading_takes_the_model_and_one_tensor(shards: Path, dtype: str) -> None:
-    """In shards, as stored and widened."""
-    peak, size = taken(shards / "large", dtype)
-    largest = max(p.nbytes for p in hf.load(shards / "large", dtype=getattr(torch, dtype)).model.parameters())
-    assert peak <= size + largest + SLACK, f"{peak / MB:.1f} MB for a model of {size / MB:.1f} MB in {dtype}"
+def test_loading_takes_the_model_and_one_tensor(shards: Path) -> None:
+    """In shards, widened to float32 on the way."""
+    peak, size = taken(shards / "large", "float32")
+    assert peak <= size + 6000 * 512 * 4 + SLACK, f"{peak / MB:.1f} MB for a model of {size / MB:.1f} MB"
     assert size / 2 < peak, "nothing was measured"
 
 

@@ -255,3 +255,21 @@ def test_a_name_on_the_hub_is_asked_for_there(stories: Path, monkeypatch: pytest
     with pytest.raises(RunError, match=r"nobody/x: no such folder, and the hub does not give it: no such repository$"):
         brickformer.load("nobody/x")
     assert asked == [("somebody/stories", True), ("nobody/x", True)]
+
+
+def test_the_older_form_is_asked_for_where_there_is_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    model = llama(vocab=9, dim=16, depth=1, heads=2, hidden=8).build()
+    hf.save(model, tmp_path / "model")
+    torch.save(safetensors.torch.load_file(tmp_path / "model/model.safetensors"), tmp_path / "weights")
+    (tmp_path / "model/model.safetensors").unlink()
+
+    def download(name: str, allow_patterns: list[str]) -> str:
+        if "pytorch_model*.bin" in allow_patterns:
+            (tmp_path / "weights").rename(tmp_path / "model/pytorch_model.bin")
+        return str(tmp_path / "model")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    again = brickformer.load("somebody/older").model.state_dict()
+    assert all(torch.equal(again[name], p) for name, p in model.state_dict().items())

@@ -27,6 +27,9 @@ def read(config: Config) -> Decoder:
     vocab, dim, depth = sizes(config)
     heads, dropout = config.count("num_attention_heads"), config.get("hidden_dropout", float, 0.0)
     theta, part = config.get("rotary_emb_base", float, 10_000.0), config.get("rotary_pct", float, 0.25)
+    for new, old, value in (("rope_theta", "rotary_emb_base", theta), ("partial_rotary_factor", "rotary_pct", part)):
+        if config.has(new) and config.get(new, float) != value:  # theirs reads the old names only
+            raise config.refuse(new, f"{value:g}, as {old} says or leaves it")
     attention = Attention(
         heads,
         position=read_rope(config, dim // heads, theta=theta, part=part),
