@@ -19,7 +19,7 @@ def installed() -> bool:
 
 
 def logits_there(path: Path, ids: Tensor) -> Tensor:
-    """(T,) ids -> (T, V) logits, by llama.cpp with a cache in float32, on the CPU. Errors: RunError: it does not read it."""
+    """(T,) ids -> (T, V) logits, by llama.cpp with a cache in float32, on the CPU. Errors: RunError: not read."""
     llama_cpp: Any = importlib.import_module("llama_cpp")
     try:
         model: Any = llama_cpp.Llama(
