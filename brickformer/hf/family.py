@@ -34,7 +34,7 @@ class Family:
     `guess` then gives as "architectures". others: further classes whose checkpoints `read` and `table` know. body: the
     prefix of everything but the head, which a checkpoint of the body alone leaves out. kind: what it is a model of.
     silent: fields of the configuration that change nothing here. ignored: patterns of names of tensors that hold
-    nothing, as masks and rotary rates. constant: fields written into every configuration. proof: the test file.
+    nothing, as masks and rotary rates. constant: fields written into every configuration.
     """
 
     model_type: str
@@ -48,7 +48,11 @@ class Family:
     silent: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     constant: Mapping[str, Any] = field(default_factory=dict)
-    proof: str = "tests/hf/test_decoders.py"
+
+    @property
+    def proof(self) -> str:
+        """The file of the tests that compare it with their library; its cases there begin with its name."""
+        return f"tests/hf/test_{'decoders' if self.kind is Decoder else 'encoders'}.py"
 
     def spec(self, data: Mapping[str, Any], where: str = "config.json", tensors: Collection[str] = ()) -> ModelSpec:
         """The spec that a configuration describes. tensors: the names of its weights, where they are known.

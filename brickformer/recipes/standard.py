@@ -31,7 +31,7 @@ CONTEXT: Final = 256
 
 
 def text_llama() -> Decoder:
-    """Llama with D = 128, 4 layers, 4 heads, F = 352: 0.82 M parameters. Widths are blocks of 32, as GGUF has."""
+    """Llama with D = 128, 4 layers, 4 heads, F = 352: 0.82 M parameters. GGUF packs blocks of 32 numbers."""
     return llama(vocab=FROM_DATA, dim=128, depth=4, heads=4, hidden=352)
 
 

@@ -99,9 +99,11 @@ def test_import_and_export_give_back_what_was_there(
 def test_families_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--families"]) == 0
     said = capsys.readouterr().out
+    cases = {f"tests/hf/test_{kind}.py": import_module(f"hf.test_{kind}").CASES for kind in ("decoders", "encoders")}
     for name, family in hf.FAMILIES.items():
         assert f"{family.proof} -k {name}-" in said
         assert (Path(__file__).parents[2] / family.proof).is_file()
+        assert any(case.name.startswith(f"{name}-") for case in cases[family.proof]), f"{family.proof} has no {name}"
 
 
 # ---- generation -----------------------------------------------------------------------------------------------------
