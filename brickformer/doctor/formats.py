@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from typing import Any
+from urllib.parse import quote
 
 from brickformer.doctor.probes import PROBES
 from brickformer.doctor.report import Finding, Report
@@ -61,7 +62,7 @@ def _result(f: Finding, report: Report, file: str) -> dict[str, Any]:
     place: dict[str, Any] = {"logicalLocations": [{"fullyQualifiedName": f.where or report.name, "kind": "module"}]}
     if file:
         place["physicalLocation"] = {
-            "artifactLocation": {"uri": file.replace("\\", "/")},
+            "artifactLocation": {"uri": quote(file.replace("\\", "/"))},
             "region": {"startLine": 1},
         }
     text = f"{f.measured}. Expected: {f.expected}. Cause: {f.cause}. Fix: {f.fix}"

@@ -35,6 +35,8 @@ def test_sarif_names_the_rule_the_module_and_the_file() -> None:
     assert (first["ruleId"], first["level"]) == ("mask-value", "error")
     assert first["locations"][0]["logicalLocations"][0]["fullyQualifiedName"] == "blocks.0.attn"
     assert first["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "my_gpt.py"
+    spaced: Any = sarif(report, "my models\\gpt.py")["runs"][0]["results"][0]["locations"][0]["physicalLocation"]
+    assert spaced["artifactLocation"]["uri"] == "my%20models/gpt.py"
     assert {r["ruleId"] for r in run["results"]} <= {r["id"] for r in run["tool"]["driver"]["rules"]}
 
 

@@ -243,7 +243,8 @@ def _merged(e: Exam) -> list[Finding]:
         axes = [n for n in range(context.ndim - 1) if context.shape[n] == p.tokens]
         if len(axes) != 1:
             continue
-        t, g = 2, None
+        t = 2
+        g: Tensor | None = None
         after = [out for n, out in outs if n == i + 1][:4]  # before the next attention
         for out in [*after, *([final] if final.shape[1] == p.tokens and i + 1 == len(trace.heads) else [])]:
             (g,) = grads(out[:, t].double().pow(2).sum() + out[:, t].sum(), [context], keep=True)
