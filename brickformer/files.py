@@ -54,16 +54,15 @@ def _not_written(path: Path, reason: int | None, error: Exception) -> RunError:
     return RunError(f"{path}: cannot be written: {why}")
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Put `data` at `path`; whatever happens, `path` holds the old content or the new one, never a part of it."""
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A place beside `path`: what is written there takes its place, whole; after an error `path` is as it was."""
     temporary = path.with_name(f".{path.name}.part")
     with writing(path):
         try:
-            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            yield temporary
+            file = os.open(temporary, os.O_RDONLY)
             try:
-                rest = memoryview(data)
-                while rest:
-                    rest = rest[os.write(file, rest) :]
                 os.fsync(file)
             finally:
                 os.close(file)
@@ -73,6 +72,18 @@ def write_whole(path: Path, data: bytes) -> None:
                 os.unlink(temporary)
             raise
         flush(path.parent)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Put `data` at `path`; whatever happens, `path` holds the old content or the new one, never a part of it."""
+    with replacing(path) as temporary:
+        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(file, rest) :]
+        finally:
+            os.close(file)
 
 
 def append_line(path: Path, line: str) -> None:
@@ -118,7 +129,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     """Write named tensors as safetensors, tied ones once, with `metadata`."""
     stored, tied = _untie(tensors)
     notes = {**metadata, "tied": json.dumps(tied)} if tied else dict(metadata)
-    write_whole(path, safetensors.torch.save(stored, metadata=notes))
+    with replacing(path) as temporary:
+        temporary.touch()
+        rights = temporary.stat().st_mode  # of new files here: safetensors gives none to others
+        safetensors.torch.save_file(stored, temporary, metadata=notes)  # from where they lie: no second copy in memory
+        temporary.chmod(rights)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

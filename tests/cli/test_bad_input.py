@@ -175,16 +175,16 @@ def test_a_run_with_a_brick_that_is_not_there(brick: Brick) -> None:
 @pytest.mark.parametrize("after", [0, 1, 4, 6])
 def test_a_disk_that_fills_up(brick: Brick, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """After some files have been written, the next does not fit."""
-    write, files = os.write, [0]
+    sync, files = os.fsync, [0]
 
-    def full(file: int, data: bytes) -> int:
+    def full(file: int) -> None:
         files[0] += 1
         if files[0] > after:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(file, data)
+        sync(file)
 
     with monkeypatch.context() as patch:
-        patch.setattr(brickformer.files.os, "write", full)
+        patch.setattr(brickformer.files.os, "fsync", full)
         error = brick("train", "reverse", *TINY, "--name", "full").err
     assert "the disk is full. Free some space" in error and "Traceback" not in error
     assert error.strip().splitlines()[-1].startswith("brick: ")

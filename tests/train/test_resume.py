@@ -337,15 +337,15 @@ def test_a_disk_that_fills_up_leaves_the_last_save_and_earlier_runs(
     fit(toy(), BASE, ragged, forward, run=earlier)
     before = {p.name: p.read_bytes() for p in earlier.path.iterdir()}
     run = folder(tmp_path)
-    write = os.write
+    sync = os.fsync
 
-    def full(file: int, data: memoryview) -> int:
+    def full(file: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
 
         def batches(index: int, rows: int) -> ToyBatch:
-            patch.setattr(os, "write", write if index < 9 else full)
+            patch.setattr(os, "fsync", sync if index < 9 else full)
             return ragged(index, rows)
 
         with pytest.raises(RunError, match=r"state.safetensors: cannot be written: the disk is full") as info:
