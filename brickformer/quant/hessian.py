@@ -131,6 +131,7 @@ def gather(
     return {name: found.mean() for name, found in sums.items()}
 
 
+@final
 class _Enough(BaseException):
     """All that was asked for is known."""
 
