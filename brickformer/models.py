@@ -116,8 +116,7 @@ class DecoderModel(nn.Module):
         check_ids(ids, "decoder", self.spec.vocab)
         if at is None:
             at = Span(0, ids.shape[1]) if state is None else state.next(ids.shape[1])
-        else:
-            at.check(ids)
+        at.check(ids)
         at = self.embed.place(at)
         return self.stack(self.embed(ids, at), at, state, memory)
 

@@ -120,9 +120,8 @@ class LatentMixer(Mixer):
         kept = torch.cat([self.norm(c)[:, None], k_rope], dim=-1)  # (B, 1, T, R + P)
         k_at = at
         if state is not None:
-            kept, _, k_at = expect_cache(state, self.attend.mask, "latent").append(
-                kept, kept[..., :0], at
-            )  # (B, 1, S, R + P)
+            cache = expect_cache(state, self.attend.mask, "latent")
+            kept, _, k_at = cache.append(kept, kept[..., :0], at)  # (B, 1, S, R + P)
         bias = self.position.bias(at, k_at, x.device)
         if state is not None and at.length == 1:
             seen = self._look_at_latents(q, q_rope, kept, at, k_at, bias)

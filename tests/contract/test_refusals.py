@@ -291,9 +291,7 @@ def test_a_ring_does_not_serve_a_mask_that_looks_further() -> None:
     )
     ids = torch.tensor([[1, 2, 3]])
     for model, sees in ((far, "a window of 3"), (whole, "every token")):
-        with pytest.raises(
-            StateError, match=f"RingKV keeps the last 2 tokens; the mask sees {sees}. The state belongs"
-        ):
+        with pytest.raises(StateError, match=f"RingKV keeps the last 2 tokens; the mask sees {sees}. The state"):
             model(ids, state=near.init_state(1, 9))
     torch.testing.assert_close(near(ids, state=whole.init_state(1, 9)), near(ids))  # what keeps more serves
 
@@ -301,13 +299,9 @@ def test_a_ring_does_not_serve_a_mask_that_looks_further() -> None:
 def test_a_state_of_no_size() -> None:
     model = Decoder(11, 16, (LAYER,)).build()
     for rows, tokens in ((-1, 4), (1, -4)):
-        with pytest.raises(
-            StateError, match=rf"init_state\(\): got {rows} rows of {tokens} tokens, expected 0 or more"
-        ):
+        with pytest.raises(StateError, match=rf"init_state\(\): got {rows} rows of {tokens} tokens, expected 0"):
             model.init_state(rows, tokens)
-    with pytest.raises(
-        StateError, match=r"init_state\(\): got sizes for which there is not enough memory.*Lower batch"
-    ):
+    with pytest.raises(StateError, match=r"init_state\(\): got sizes for which there is not enough memory.*Lower"):
         model.init_state(1, 2**60)
 
 

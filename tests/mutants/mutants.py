@@ -106,8 +106,8 @@ MUTANTS = [
     ),
     Mutant(
         "the state is asked, and not used",
-        'k, v, k_at = expect_state(state, KV, "attention").append(k, v, at)',
-        'expect_state(state, KV, "attention").append(k, v, at)',
+        'k, v, k_at = expect_cache(state, self.attend.mask, "attention").append(k, v, at)',
+        'expect_cache(state, self.attend.mask, "attention").append(k, v, at)',
         "cached_equals_full",
     ),
     # ---- masks
