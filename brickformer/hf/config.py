@@ -106,7 +106,8 @@ class Config:
             return cast(T, None)
         if kind is float and type(value) is int and abs(value) < LARGE:
             value = float(value)
-        if type(value) is not kind or (type(value) in (int, float) and not abs(value) < LARGE):  # NaN is not, either
+        number: Any = value
+        if type(value) is not kind or (kind in (int, float) and not abs(number) < LARGE):  # NaN is not, either
             raise self.refuse(name, {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "text"))
         return value
 
