@@ -22,7 +22,7 @@ ABOUT = """Train a recipe and keep the result in a folder of its own.
 EXAMPLES = """examples:
   brick train reverse
   brick train text --data book.txt --steps 5000
-  brick train text --data book.txt --model llama     what `brick export` can share
+  brick train text --data book.txt --model llama   what `brick export` can share
   brick train pairs --data pairs.tsv --set task.level=word --set train.batch=32
   brick train reverse --set model.*.layers.*.place=post --name post
   brick train --resume runs/text-001

@@ -87,7 +87,7 @@ def chosen(trained: Trained, args: argparse.Namespace) -> Way:
         raise SpecError("--set ahead: belongs to a draft. Add --draft lookup, or --draft RUN.")
     from brickformer.cli.settings import changed
 
-    prefix = None if args.prompt is None else Prefix.load(Path(args.prompt).expanduser(), trained.model)
+    prefix = None if args.prompt is None else Prefix.load(Path(args.prompt).expanduser(), trained.write())
     cache = args.cache if prefix is None else prefix.cache
     writer = trained.write(compiled=args.compile, cache=cache, packed=not args.compile)
     start = Sampling() if searching else trained.sampling

@@ -15,7 +15,6 @@ from typing import Final
 from brickformer.embed import Head
 from brickformer.errors import SpecError, nearest
 from brickformer.feedforward import MLP
-from brickformer.hf.fit import FamilyError
 from brickformer.layers import Layer, pattern
 from brickformer.mask import FULL
 from brickformer.mixers.attention import Attention
@@ -74,6 +73,8 @@ def standard(recipe: str, name: str) -> Callable[..., ModelSpec]:
 @contextmanager
 def advising(run: Run) -> Iterator[None]:
     """Says with the error that no family computes what a run does which command trains a model of one."""
+    from brickformer.hf.fit import FamilyError  # the tables of names are for those who ask for them
+
     try:
         yield
     except FamilyError as e:

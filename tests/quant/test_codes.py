@@ -102,7 +102,7 @@ def test_weights_that_are_not_finite_are_named(bad: float, monkeypatch: pytest.M
     w = torch.randn(8, 10)
     check_finite(w, "w")
     w[5, 3] = bad
-    with pytest.raises(BrickError, match=rf"layer: weight \[5, 3\] is {bad}"):
+    with pytest.raises(BrickError, match=rf"layer \[5, 3\] is {bad}"):
         check_finite(w, "layer")
 
 

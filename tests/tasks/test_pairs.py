@@ -186,12 +186,12 @@ def test_longest_counts_tokens_and_can_be_raised(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"data": ""}, "pairs.data: got ''"),
+        ({"data": ""}, "data: got ''"),
         ({"level": "sentence"}, "level: got 'sentence' .*, expected 'char' \\| 'word'"),
         ({"vocabulary": "both"}, "vocabulary: got 'both' .*, expected 'separate' \\| 'shared'"),
-        ({"split": 1.5}, "pairs.split: got 1.5"),
-        ({"longest": 0}, "pairs.longest: got 0"),
-        ({"valid_pairs": 0}, "pairs.valid_pairs: got 0"),
+        ({"split": 1.5}, "split: got 1.5"),
+        ({"longest": 0}, "longest: got 0"),
+        ({"valid_pairs": 0}, "valid_pairs: got 0"),
     ],
 )
 def test_settings_that_cannot_be(fields: dict[str, object], says: str) -> None:

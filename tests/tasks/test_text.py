@@ -147,11 +147,11 @@ def test_just_long_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"data": ""}, "text.data: got ''"),
-        ({"context": 0}, "text.context: got 0"),
-        ({"split": 1.0}, "text.split: got 1.0, expected a number between 0 and 1. 0.9"),
-        ({"split": 0.0}, "text.split: got 0.0"),
-        ({"valid_windows": 0}, "text.valid_windows: got 0"),
+        ({"data": ""}, "data: got ''"),
+        ({"context": 0}, "context: got 0"),
+        ({"split": 1.0}, "split: got 1.0, expected a number between 0 and 1. 0.9"),
+        ({"split": 0.0}, "split: got 0.0"),
+        ({"valid_windows": 0}, "valid_windows: got 0"),
     ],
 )
 def test_settings_that_cannot_be(fields: dict[str, object], says: str) -> None:
