@@ -361,10 +361,10 @@ def test_a_disk_that_fills_up_leaves_the_last_save_and_earlier_runs(
 def test_a_full_disk_shows_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = folder(tmp_path)
 
-    def full(file: int, data: memoryview) -> int:
+    def full(file: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RunError, match="disk is full"):
         fit(toy(), BASE, stopping(0, crash), forward, run=run)
 
