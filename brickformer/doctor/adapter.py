@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from brickformer.doctor.forms import CAUSAL, OPEN, SQUARE, Form, by_name
 from brickformer.doctor.guard import Budget, copied, shake
@@ -35,6 +36,10 @@ class CannotCall(BrickError):  # noqa: N818  (an answer)
 
 def admit(subject: Subject, budget: Budget) -> Patient:
     """A patient of a subject. Errors: CannotCall; OutOfTime."""
+    if any(is_lazy(x) for x in subject.model.parameters()):
+        raise CannotCall(
+            f"{type(subject.model).__name__} has lazy parameters, whose shapes are not known yet. Call it once in make()."
+        )
     count = sum(x.numel() for x in subject.model.parameters())
     if count > MOST:
         raise CannotCall(
@@ -192,7 +197,7 @@ def _find_call(p: Patient) -> None:
                         if _answers(p, bool(required)):
                             return
                         runs = runs or (forms, first)
-                    except Exception as e:
+                    except (Exception, SystemExit) as e:
                         errors.append(f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}")
                 if runs is not None:  # no form of the masks gave finite numbers
                     p.forms, p.seq_first = runs
@@ -275,7 +280,7 @@ def _only_last(p: Patient) -> None:
             if out.shape[1] > 1:
                 p.features = out.shape[-1]
                 return
-        except Exception:
+        except (Exception, SystemExit):
             pass
         p.labels = None
     p.shape = "pooled"

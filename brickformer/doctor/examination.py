@@ -86,7 +86,7 @@ def _tried(probe: Probe, exam: Exam) -> tuple[Verdict, list[Finding]]:
         findings = probe.run(exam)
     except OutOfTime as e:
         return Verdict(probe.name, "untested", str(e)), []
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         said = (str(e).splitlines() or [""])[0]
         return Verdict(probe.name, "untested", f"{type(e).__name__}: {said}"[:200]), []
     return Verdict(probe.name, "found" if findings else "healthy"), findings

@@ -166,3 +166,28 @@ def test_one_that_leaves_and_one_that_prints(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "prints.py").write_text(text)
     assert main(["doctor", f"{tmp_path}/prints.py:make", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ok"] is True
+
+
+class Leaves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 8)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        raise SystemExit(1)
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(20, 8), nn.LazyLinear(20)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.out(self.table(ids))
+        return out
+
+
+@pytest.mark.parametrize(("made", "says"), [(Leaves, "SystemExit: 1"), (Lazy, "lazy parameters")])
+def test_models_that_leave_or_are_not_made_yet(made: type[nn.Module], says: str) -> None:
+    with pytest.raises(BrickError, match=says):
+        diagnose(made())
