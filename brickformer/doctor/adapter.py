@@ -38,7 +38,7 @@ def admit(subject: Subject, budget: Budget) -> Patient:
     """A patient of a subject. Errors: CannotCall; OutOfTime."""
     if any(is_lazy(x) for x in subject.model.parameters()):
         raise CannotCall(
-            f"{type(subject.model).__name__} has lazy parameters, whose shapes are not known yet. Call it once in make()."
+            f"{type(subject.model).__name__} has lazy parameters, of no shape yet. Call it once in make()."
         )
     count = sum(x.numel() for x in subject.model.parameters())
     if count > MOST:
