@@ -11,7 +11,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -150,8 +150,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             for name in file.keys():  # noqa: SIM118  (not a dict)
                 shape = header[name]["shape"]
                 like = file.get_slice(name)[:0] if shape else file.get_tensor(name)  # of its type, nothing is read
-                raw.seek(start + header[name]["data_offsets"][0])
-                tensors[name] = _filled(torch.empty(shape, dtype=like.dtype), raw)
+                tensors[name] = tensor_at(raw, start + header[name]["data_offsets"][0], shape, like.dtype)
         tied = json.loads(metadata.pop("tied", "{}"))
         return {**tensors, **{alias: tensors[name] for alias, name in tied.items()}}, metadata
     except FileNotFoundError:
@@ -163,10 +162,14 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise RunError(f"{path}: cannot be read: {e.strerror or e}.") from None
 
 
-def _filled(tensor: Tensor, raw: BinaryIO) -> Tensor:
-    """The tensor with the next bytes of a file."""
+def tensor_at(file: BinaryIO, place: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor whose numbers lie in a file, in memory of its own. Errors: EOFError: the file ends within it."""
+    tensor = torch.empty(tuple(shape), dtype=dtype)
     if tensor.numel():
-        raw.readinto(tensor.view(-1).view(torch.uint8).numpy())  # type: ignore[attr-defined]
+        file.seek(place)
+        got = file.readinto(tensor.view(-1).view(torch.uint8).numpy())  # type: ignore[attr-defined]
+        if got != tensor.nbytes:
+            raise EOFError
     return tensor
 
 

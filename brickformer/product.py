@@ -37,7 +37,7 @@ def product(
     size, rows = weight.numel(), x.numel() // weight.shape[1]
     learning = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     if rows == 1 and not learning and torch.compiler.is_compiling() and x.device.type == "cpu":
-        return _spelled_out(x, weight, bias)
+        return spelled_out(x, weight, bias)
     if size < MATRIX or not _plain(x, weight):
         return F.linear(x, weight, bias)
     if learning:
@@ -58,7 +58,7 @@ def _plain(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def _spelled_out(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def spelled_out(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """One row, summed in float32 at least. Only for the compiler: as it stands it would write all of W * x out."""
     exact = torch.promote_types(weight.dtype, torch.float32)
     once = x.reshape(-1).to(exact).as_strided((x.numel(),), (1,))  # a buffer: else x is computed anew for each row of W

@@ -99,6 +99,8 @@ def _parts(decoder: DecoderModel) -> Iterator[object]:
         yield [*module._forward_hooks.values()], [*module._forward_pre_hooks.values()], module.training
     for tensor in (*decoder.parameters(), *decoder.buffers()):
         yield tensor.shape, tensor.dtype, tensor.device
+    for tensor in decoder.buffers():  # a graph holds what products have packed of codes, not only the codes
+        yield tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
 
 
 _unasked: Any = vars(torch.compiler).get("skip_guard_on_all_nn_modules_unsafe")

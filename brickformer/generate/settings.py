@@ -5,12 +5,8 @@ Both are specs: frozen, strictly checked, JSON in and out. The formulas behind t
 
 from __future__ import annotations
 
-from typing import Final
-
 from brickformer.errors import SpecError
 from brickformer.spec import Spec, spec
-
-_LARGE: Final = 1e30  # of a penalty: a number of float32, times a million tokens still
 
 
 @spec("sampling")
@@ -52,11 +48,8 @@ class Sampling(Spec):
             raise self.refuse("min_p", "a fraction from 0 to 1", "Leave it out to keep all tokens.")
         if self.typical is not None and not 0.0 < self.typical < 1.0:
             raise self.refuse("typical", "a probability between 0 and 1", "Leave it out to keep all tokens.")
-        if not 1 / _LARGE <= self.repetition <= _LARGE:
-            raise self.refuse("repetition", f"a factor above 0, up to {_LARGE:g}; above 1 makes repetition less likely")
-        for name, amount in (("presence", self.presence), ("frequency", self.frequency)):
-            if abs(amount) > _LARGE:
-                raise self.refuse(name, f"from {-_LARGE:g} to {_LARGE:g}; 0 to 2 is usual")
+        if self.repetition <= 0.0:
+            raise self.refuse("repetition", "a factor above 0; above 1 makes repetition less likely")
         if self.no_repeat_ngram is not None and self.no_repeat_ngram < 1:
             raise self.refuse("no_repeat_ngram", "a length of at least 1", "Leave it out to allow repetition.")
         for name, ids in (("banned", self.banned), ("forced", self.forced)):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from brickformer.linear import CodedMap
 from brickformer.quant.codes import Coded, sizes
 from brickformer.quant.grid import Scheme
-from brickformer.quant.products import FEW, Product, choose, made, spelled_out, spells
+from brickformer.quant.products import FEW, Product, choose, made, one_row, spells
 
 
 @final
@@ -115,7 +115,7 @@ class QuantLinear(_Coded, CodedMap):
         if x.numel() <= FEW * self.in_features and x.numel() and not (x.requires_grad and torch.is_grad_enabled()):
             compiling = torch.compiler.is_compiling()
             if compiling and x.numel() == self.in_features and spells(self.coded):
-                return spelled_out(x, self.coded, self.bias, self.divide)
+                return one_row(x, self.coded, self.bias, self.divide)
             product = self._kernel.product if compiling else self._kernel(self.coded)
             if product is not None:
                 return _few(x, product, self.out_features, self.bias, self.divide)

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from brickformer.product import spelled_out
 from brickformer.quant.codes import Coded, unpack
 from brickformer.quant.grid import Int4, Int8
 
@@ -76,12 +77,11 @@ def spells(coded: Coded) -> bool:
     return coded.codes.dtype is torch.int8 and coded.codes.device.type == "cpu"
 
 
-def spelled_out(x: Tensor, coded: Coded, bias: Tensor | None, divide: Tensor | None) -> Tensor:
-    """One row (..., I) -> (..., O). Only for the compiler: as it stands it would write all of W * x out."""
-    row = x.reshape(-1).float()
-    once = (row if divide is None else row / divide).as_strided((coded.inputs,), (1,))  # a buffer, computed once
-    y = (coded.codes * once).sum(-1) * coded.scales[:, 0]
-    return (y if bias is None else y + bias).to(x.dtype).view(*x.shape[:-1], len(coded.codes))
+def one_row(x: Tensor, coded: Coded, bias: Tensor | None, divide: Tensor | None) -> Tensor:
+    """One row (..., I) -> (..., O), for the compiler."""
+    row = x.float() if divide is None else x.float() / divide
+    y = spelled_out(row, coded.codes, None) * coded.scales[:, 0]
+    return (y if bias is None else y + bias).to(x.dtype)
 
 
 _CPU: Any = torch.ops.aten._weight_int4pack_mm_for_cpu

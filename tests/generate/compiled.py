@@ -184,3 +184,15 @@ def test_one_row_of_int8_in_machine_code_is_exact(gen: Any) -> None:
         with torch.no_grad():
             got = torch.compile(ours, fullgraph=True)(x)
         torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-6)
+
+
+def test_other_codes_in_the_same_place_are_read(gen: Any, worlds: Any) -> None:
+    """What a product packed of the codes before is out of date."""
+    quant = importlib.import_module("brickformer.quant")
+    model, other, stop = worlds.decoder(depth=1), worlds.decoder(depth=1, seed=5), gen.Stop(max_tokens=6)
+    for m in (model, other):
+        quant.quantize(m.float(), quant.Int4())
+    quick = gen.Writer(model, compiled="eager")
+    same(gen, quick, gen.Writer(model), worlds.PROMPTS[:1], gen.GREEDY, stop, abs=0.02)
+    model.load_state_dict(other.state_dict())
+    same(gen, quick, gen.Writer(other), worlds.PROMPTS[:1], gen.GREEDY, stop, abs=0.02)
