@@ -150,26 +150,26 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             for name in file.keys():  # noqa: SIM118  (not a dict)
                 shape = header[name]["shape"]
                 like = file.get_slice(name)[:0] if shape else file.get_tensor(name)  # of its type, nothing is read
-                tensors[name] = tensor_at(raw, start + header[name]["data_offsets"][0], shape, like.dtype)
+                tensors[name] = _tensor_at(raw, start + header[name]["data_offsets"][0], shape, like.dtype)
         tied = json.loads(metadata.pop("tied", "{}"))
         return {**tensors, **{alias: tensors[name] for alias, name in tied.items()}}, metadata
     except FileNotFoundError:
         raise RunError(f"{path}: missing. The run was stopped before its first save, or copied in part.") from None
-    except (safetensors.SafetensorError, json.JSONDecodeError, KeyError) as e:
+    except (safetensors.SafetensorError, json.JSONDecodeError, KeyError, EOFError) as e:
         reason = str(e).removeprefix("Error while deserializing header: ")
         raise RunError(f"{path}: broken ({reason}). Restore it from a copy, or use another run.") from None
     except OSError as e:
         raise RunError(f"{path}: cannot be read: {e.strerror or e}.") from None
 
 
-def tensor_at(file: BinaryIO, place: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A tensor whose numbers lie in a file, in memory of its own. Errors: EOFError: the file ends within it."""
+def _tensor_at(file: BinaryIO, place: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor to be kept, aligned for kernels, with numbers of a file. Errors: EOFError: it ends within them."""
     tensor = torch.empty(tuple(shape), dtype=dtype)
     if tensor.numel():
         file.seek(place)
         got = file.readinto(tensor.view(-1).view(torch.uint8).numpy())  # type: ignore[attr-defined]
         if got != tensor.nbytes:
-            raise EOFError
+            raise EOFError("it ends within a tensor: it was changed while it was read")
     return tensor
 
 

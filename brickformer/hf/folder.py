@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from brickformer.errors import RunError
-from brickformer.files import read_json, tensor_at
+from brickformer.files import read_json
 
 FLOATS: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 WEIGHTS: Final = ("model.safetensors", "pytorch_model.bin")
@@ -80,16 +80,20 @@ class SafeTensors(Tensors):
         return FLOATS.get(word, word)
 
     def read(self, name: str) -> Tensor:
-        """From the file."""
-        dtype = self.dtype(name)
-        assert isinstance(dtype, torch.dtype), f"{name} of type {dtype} should have been refused"
+        """From the file, in memory that goes back to the system once the numbers are copied; torch's own does not."""
+        begin, end = self._header[name]["data_offsets"]
+        numbers = bytearray(end - begin)
         try:
             with open(self.path, "rb") as file:
-                return tensor_at(file, self._begin + self._header[name]["data_offsets"][0], self.shape(name), dtype)
-        except EOFError:
-            raise RunError(f"{self.path}: broken: it ends within {name!r}. It was changed while it was read.") from None
+                file.seek(self._begin + begin)
+                got = file.readinto(numbers)
         except OSError as e:
             raise RunError(f"{self.path}: cannot be read: {e.strerror or e}.") from None
+        if got != len(numbers):
+            raise RunError(f"{self.path}: broken: it ends within {name!r}. It was changed while it was read.")
+        dtype, shape = self.dtype(name), self.shape(name)
+        assert isinstance(dtype, torch.dtype), f"{name} of type {dtype} should have been refused"
+        return torch.frombuffer(numbers, dtype=dtype).view(shape) if numbers else torch.empty(shape, dtype=dtype)
 
 
 @final
