@@ -149,21 +149,25 @@ def resident(name: str) -> int:
 
 
 def peak(what: str, folder: Path) -> None:
-    """In a process of its own: the peak above what the interpreter and its imports take, on standard output."""
+    """In a process of its own: the peak above what the code takes, on standard output."""
     place, job = JOBS[what]
     ids = torch.randint(0, 60, (2, 64), generator=torch.Generator().manual_seed(0))
-    calibration = Calibration([lambda m: m(ids)] * 2)
+
+    def once(folder: Path) -> None:
+        trained = Trained.open(folder / place, device=torch.device("cpu"))
+        job(trained, Calibration([lambda m: m(ids)] * 2))
+        if what.startswith("int"):
+            write_tensors(folder / "coded.safetensors", trained.model.state_dict(), {})
+
+    once(folder / "tiny")  # code counts where it is used: once
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    trained = Trained.open(folder / place, device=torch.device("cpu"))
-    job(trained, calibration)
-    if what.startswith("int"):
-        write_tensors(folder / "coded.safetensors", trained.model.state_dict(), {})
+    once(folder)
     print(resident("VmHWM") - before)
 
 
 def make_runs(folder: Path, tiny: bool) -> None:
-    """In a process of its own: the decoder as two run folders, and the bytes of it and of one layer."""
+    """The decoder as two run folders, and the bytes of it and of one layer on standard output."""
     from brickformer.quant import entry
     from brickformer.train import RunFolder
 
@@ -192,15 +196,15 @@ def memory(args: argparse.Namespace, missing: list[str]) -> list[str]:
             said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             return [int(word) for word in said.split()]
 
-        whole, layer = child("make")
+        *_, whole, layer = child("make")
         for what in JOBS:
             (most,) = child(what)
             rows.append((what, f"{most / 1e6:.0f}"))
             goals.append((what, "1.00 × (model + one layer)", 1.0, most / (whole + layer)))
     note = (
         f"The decoder of 134 M parameters, {whole / 1e6:.0f} MB in float32, a layer {layer / 1e6:.0f} MB. Peak of "
-        "resident memory, the interpreter and its imports taken off. A run is opened, coded and saved, by GPTQ "
-        "with two readings of 2 × 64 tokens, whose activations are part of the peak."
+        "resident memory above what a process has that did the same with a tiny model before. A run is opened, coded "
+        "and saved, by GPTQ with two readings of 2 × 64 tokens, whose activations are part of the peak."
     )
     return [judged(goals), table(("what", "peak, MB"), rows), note]
 
@@ -240,7 +244,11 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     if args.peak:
-        make_runs(args.folder, args.tiny) if args.peak == "make" else peak(args.peak, args.folder)
+        if args.peak == "make":
+            make_runs(args.folder / "tiny", tiny=True)
+            make_runs(args.folder, args.tiny)
+        else:
+            peak(args.peak, args.folder)
         return
     command = "python " + " ".join([str(Path(sys.argv[0])), *sys.argv[1:]])
     found = {}

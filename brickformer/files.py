@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 import safetensors
 import safetensors.torch
@@ -21,6 +21,26 @@ import torch
 from torch import Tensor
 
 from brickformer.errors import RunError
+
+TYPES: Final = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "C64": torch.complex64,
+}
+"""What a safetensors file calls a type."""
 
 
 @contextlib.contextmanager
@@ -139,7 +159,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """(named tensors, metadata) of a safetensors file, tied names included. Errors: RunError: missing or broken.
 
-    Each tensor has memory of its own: views of a mapped file would keep all of it until the last one is gone.
+    Each tensor has memory of its own, and nothing is read through the map of the file: views of it would keep all of it
+    until the last one is gone, and what is touched of it counts as memory of this process.
     """
     try:
         with safetensors.safe_open(path, framework="pt") as file, open(path, "rb") as raw:
@@ -148,9 +169,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             header = json.loads(raw.read(start - 8))
             tensors = {}
             for name in file.keys():  # noqa: SIM118  (not a dict)
-                shape = header[name]["shape"]
-                like = file.get_slice(name)[:0] if shape else file.get_tensor(name)  # of its type, nothing is read
-                tensors[name] = _tensor_at(raw, start + header[name]["data_offsets"][0], shape, like.dtype)
+                said = header[name]
+                tensors[name] = _tensor_at(raw, start + said["data_offsets"][0], said["shape"], TYPES[said["dtype"]])
         tied = json.loads(metadata.pop("tied", "{}"))
         return {**tensors, **{alias: tensors[name] for alias, name in tied.items()}}, metadata
     except FileNotFoundError:

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from brickformer.quant.codes import Coded, assemble, grouped
+from brickformer.quant.codes import Coded, assemble, give_back, grouped
 from brickformer.quant.grid import Scheme
 from brickformer.quant.hessian import DAMP
 
@@ -44,6 +44,7 @@ def gptq(weight: Float[Tensor, "O I"], scheme: Scheme, hessian: Float[Tensor, "I
         w = weight[start : start + ROWS].detach().float().clone()
         w[:, idle] = 0.0
         parts.append(_rows(w, scheme, importance, order, upper))
+        give_back()
     return assemble(scheme, weight.shape[1], parts)
 
 

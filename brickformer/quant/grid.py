@@ -81,7 +81,7 @@ class Int8(Scheme):
 
     def code(self, w: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
         """int8."""
-        return (w / _safe(scale)).round().clamp(-127, 127).to(torch.int8)
+        return (w / _safe(scale)).round_().clamp_(-127, 127).to(torch.int8)
 
     def value(self, code: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
         """s c."""
@@ -132,7 +132,7 @@ class Int4(Scheme):
     def code(self, w: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
         """uint8 from 0 to 15; without a zero point of their own, groups have 8."""
         shift = 8.0 if zero is None else zero.float()
-        return ((w / _safe(scale)).round() + shift).clamp(0, 15).to(torch.uint8)
+        return (w / _safe(scale)).round_().add_(shift).clamp_(0, 15).to(torch.uint8)
 
     def value(self, code: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
         """s (c - z)."""

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from brickformer.quant.codes import Coded, assemble, unpack
+from brickformer.quant.codes import Coded, assemble, give_back, unpack
 from brickformer.quant.grid import Scheme
 from brickformer.quant.hessian import DAMP
 
@@ -44,6 +44,7 @@ def polish(weight: Float[Tensor, "O I"], coded: Coded, hessian: Float[Tensor, "I
         zero = None if coded.zeros is None else unpack(coded.zeros[at])[:, : scale.shape[1]]
         _sweeps(weight[at].float(), scheme, codes, scale, zero, h, sweeps)
         parts.append((codes, scale, zero))
+        give_back()
     return assemble(scheme, coded.inputs, parts)
 
 

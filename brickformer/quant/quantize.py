@@ -13,6 +13,7 @@ the same codes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, assert_never, final, get_args
 
@@ -24,9 +25,10 @@ from brickformer.embed import LogitHead, TokenEmbedding
 from brickformer.errors import BrickError, nearest
 from brickformer.linear import FusedLinear
 from brickformer.moe import TopKRouter
+from brickformer.quant.away import AwayLinear, put_away
 from brickformer.quant.awq import awq
-from brickformer.quant.codes import Coded, check_finite, encode
-from brickformer.quant.drift import followed, halve, twin
+from brickformer.quant.codes import Coded, check_finite, encode, give_back
+from brickformer.quant.drift import followed, twin
 from brickformer.quant.gptq import gptq
 from brickformer.quant.grid import Int8, Scheme
 from brickformer.quant.hessian import Fed, Reading, gather, in_budget, output_error, runs, stages
@@ -92,13 +94,13 @@ def quantize(
         for p in places(model, nn.Linear)
         if isinstance(p.module, nn.Linear) and p.name not in names
     ]
-    full = None if calibration is None else twin(model)
     for name, tensor in model.named_parameters():
         check_finite(tensor.detach(), name)
     heads = {id(p.module.project) for p in places(model, LogitHead) if isinstance(p.module, LogitHead)}
     wide = {name for name in names if head == "int8" and id(get(model, name)) in heads}
     work = _Work(model, scheme, wide, {}, lambda done: progress(done, whole))
-    with torch.no_grad():
+    with torch.no_grad(), nullcontext() if calibration is None else put_away(model, names):
+        full = None if calibration is None else twin(model)
         for name in tables:
             work.code_table(name, names)
         names = [name for name in names if name not in work.report]
@@ -106,7 +108,7 @@ def quantize(
             work.calibrated(names, calibration, full)
         for name in names:
             if name not in work.report:  # no data was read, or none of it comes here: an expert that is never chosen
-                work.put(name, encode(_weight(model, name), work.of(name)))
+                work.to_nearest(name)
     return sorted([*work.report.values(), *kept], key=lambda m: order[m.name])
 
 
@@ -124,18 +126,25 @@ class _Work:
         """How a matrix is coded."""
         return Int8() if name in self.wide else self.scheme
 
-    def put(
-        self, name: str, coded: Coded, divide: Tensor | None = None, seen: tuple[Tensor, Tensor] | None = None
-    ) -> None:
-        """Coded weights in the place of a linear map, and a line of the report. seen: what was coded, and H."""
+    def put(self, name: str, coded: Coded, error: float, divide: Tensor | None = None) -> None:
+        """Coded weights in the place of a linear map, and a line of the report."""
         module = _linear(self.model, name)
-        weight = module.weight.detach()
-        error = output_error(weight, coded) if seen is None else output_error(seen[0], coded, divide, seen[1])
-        self.report[name] = Matrix(name, _shape(weight), coded.scheme.kind, error, weight.nbytes, coded.nbytes)
-        parts = module.parts if isinstance(module, FusedLinear) else (module.out_features,)
+        shape = module.out_features, module.in_features
+        self.report[name] = Matrix(name, shape, coded.scheme.kind, error, _bytes(module), coded.nbytes)
+        parts = module.parts if isinstance(module, (FusedLinear, AwayLinear)) else (module.out_features,)
         made = QuantLinear(coded.scheme, parts, module.in_features, bias=module.bias, divide=divide, coded=coded)
         replace(self.model, name, made.train(module.training))
+        del module
+        give_back()
         self.tell(len(self.report))
+
+    def to_nearest(self, name: str) -> None:
+        """One matrix, rounded without data."""
+        weight = _weight(self.model, name)
+        coded = encode(weight, self.of(name))
+        error = output_error(weight, coded)
+        del weight
+        self.put(name, coded, error)
 
     def calibrated(self, names: Sequence[str], calibration: Calibration, full: nn.Module) -> None:
         """In the order in which data meets them, each fed by what those before it have become. full: the twin."""
@@ -149,13 +158,13 @@ class _Work:
             for some in in_budget({name: widths[name] for name in run}, budget):
                 seen = gather(self.model, some, calibration.readings, full)
                 for name in some:
-                    halve(full, name)
                     self.by_data(name, seen.pop(name), calibration.method)
 
     def by_data(self, name: str, fed: Fed, method: Method) -> None:
         """One matrix, rounded by what it is fed."""
         weight = _weight(self.model, name).float()
-        weight = weight if fed.d is None else followed(weight, fed.h, fed.d)
+        if fed.d is not None:
+            weight = followed(weight, fed.h, fed.d)
         match method:
             case "gptq":
                 coded, divide = polish(weight, gptq(weight, self.of(name), fed.h), fed.h), None
@@ -163,7 +172,9 @@ class _Work:
                 coded, divide = awq(weight, self.of(name), fed.h)
             case other:
                 assert_never(other)
-        self.put(name, coded, divide, (weight, fed.h))
+        error = output_error(weight, coded, divide, fed.h)
+        del weight
+        self.put(name, coded, error, divide)
 
     def code_table(self, name: str, names: Sequence[str]) -> None:
         """A token table, and every head that is tied to it: one set of codes."""
@@ -222,9 +233,9 @@ def _spared(model: nn.Module, head: bool) -> Iterator[nn.Module]:
                 pass
 
 
-def _linear(model: nn.Module, name: str) -> nn.Linear:
+def _linear(model: nn.Module, name: str) -> nn.Linear | AwayLinear:
     module = get(model, name)
-    assert isinstance(module, nn.Linear)
+    assert isinstance(module, (nn.Linear, AwayLinear))
     return module
 
 
@@ -234,9 +245,9 @@ def _weight(model: nn.Module, name: str) -> Tensor:
     return weight.detach()
 
 
-def _bytes(module: nn.Module) -> int:
-    assert isinstance(module.weight, Tensor)
-    return module.weight.nbytes
+def _bytes(module: nn.Linear | AwayLinear) -> int:
+    """Of its weights in full."""
+    return module.nbytes if isinstance(module, AwayLinear) else module.weight.nbytes
 
 
 def _shape(weight: Tensor | nn.Module) -> tuple[int, int]:
