@@ -1,9 +1,10 @@
 """Products: y = x Wᵀ on coded weights, the slow exact way everywhere, a fast one where the machine has one.
 
     exact     the matrix in the type of x, a product: any device, any scheme, gradients too
-    int8pack  torch._weight_int8pack_mm                       CPU, int8, x in bfloat16
+    int8pack  torch._weight_int8pack_mm                       CPU and CUDA, int8, x in bfloat16
     int4pack  torch's _weight_int4pack_mm_for_cpu             CPU, int4 of either kind, x in bfloat16
     tinygemm  torch._weight_int4pack_mm                       CUDA from compute capability 8, int4, x in bfloat16
+    gemv_4bit of bitsandbytes, where it is installed          CUDA, NF4, one row of x in bfloat16
 
 The fast ones read weights as they are packed and are for few rows at a time (a decode step); many rows keep the
 arithmetic busy, and there the matrix is made once for all of them. They sum in float32 what was rounded to bfloat16:
@@ -18,6 +19,7 @@ Kernels want layouts of their own; the copy is made at first use and takes as ma
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, Final
 
 import torch
@@ -26,7 +28,7 @@ from torch import Tensor
 
 from brickformer.product import spelled_out
 from brickformer.quant.codes import Coded, unpack
-from brickformer.quant.grid import Int4, Int8
+from brickformer.quant.grid import LEVELS, NF4, Int4, Int8
 
 FEW: Final = 8
 """Rows up to which reading packed weights is quicker than making the matrix."""
@@ -44,9 +46,9 @@ def choose(coded: Coded) -> tuple[str, str]:
     device = coded.codes.device.type
     match coded.scheme:
         case Int8():
-            if device == "cpu":
+            if device == "cpu" or (device == "cuda" and _on_cuda("aten::_weight_int8pack_mm")):
                 return "int8pack", "torch._weight_int8pack_mm"
-            return "exact", f"torch has no product of int8 weights for {device}"
+            return "exact", f"this torch has no product of int8 weights for {device}"
         case Int4(group=group):
             if group < 32:
                 return "exact", f"kernels know groups of 32, 64, 128 and 256, not {group}"
@@ -55,6 +57,10 @@ def choose(coded: Coded) -> tuple[str, str]:
             if device == "cuda" and torch.cuda.get_device_capability(coded.codes.device)[0] >= 8:
                 return "tinygemm", "torch._weight_int4pack_mm"
             return "exact", f"torch has no product of 4-bit weights for this {device}"
+        case NF4(group=group) if device == "cuda" and group >= 32:
+            if find_spec("bitsandbytes"):
+                return "gemv_4bit", "bitsandbytes, for one row"
+            return "exact", "bitsandbytes, which has a product of nf4 weights for cuda, is not installed"
         case other:
             return "exact", f"torch has no product of {other.kind} weights"
 
@@ -68,6 +74,8 @@ def made(coded: Coded) -> Product | None:
             return _int4(coded, 16, lambda c: torch.ops.aten._convert_weight_to_int4pack_for_cpu(c, 1), _CPU)
         case "tinygemm":
             return _int4(coded, 8, _for_cuda, _CUDA)
+        case "gemv_4bit":
+            return _nf4(coded)
         case _:
             return None
 
@@ -136,3 +144,31 @@ def _int4(coded: Coded, rows: int, layout: Callable[[Tensor], Tensor], multiply:
         return y[:, :outputs] if more else y
 
     return product
+
+
+def _nf4(coded: Coded) -> Product:
+    """bitsandbytes reads one row of x."""
+    import bitsandbytes  # type: ignore[import-not-found]  # noqa: F401  (it registers its products)
+
+    (codes, scales, size, shape), levels = for_bitsandbytes(coded), LEVELS.to(coded.codes.device)
+    fill = shape[1] - coded.inputs
+
+    def product(x: Tensor) -> Tensor:
+        if len(x) > 1:
+            return F.linear(x, coded.weight(x.dtype))
+        y: Tensor = torch.ops.bitsandbytes.gemv_4bit(F.pad(x, (0, fill)), codes, shape, scales, levels, size)
+        return y
+
+    return product
+
+
+def for_bitsandbytes(coded: Coded) -> tuple[Tensor, Tensor, int, tuple[int, int]]:
+    """(codes, scales, group, shape): row after row, two codes in a byte, the first in the upper half."""
+    shape, size = (len(coded.codes), 2 * coded.codes.shape[1]), coded.scheme.size
+    assert size, "NF4 has groups"
+    return (coded.codes << 4 | coded.codes >> 4).reshape(-1, 1), coded.scales.float().flatten(), size, shape
+
+
+def _on_cuda(name: str) -> bool:
+    """Whether torch was built with this product for CUDA."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"))

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import sys
+import types
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -11,7 +15,7 @@ from torch import Tensor, nn
 
 from brickformer.quant import NF4, Int4, Int8, QuantLinear, Scheme, encode
 from brickformer.quant.codes import grouped
-from brickformer.quant.products import FEW, choose, made
+from brickformer.quant.products import FEW, _nf4, choose, for_bitsandbytes, made
 
 FAST = [Int8(), Int4(), Int4(group=64), Int4(symmetric=False), Int4(group=128, symmetric=False)]
 SHAPES = [(64, 64), (33, 50), (1, 7), (16, 130), (100, 32)]
@@ -73,6 +77,84 @@ def test_a_device_without_the_kernel_takes_the_exact_way() -> None:
         elsewhere = QuantLinear(scheme, (64,), 64)  # nothing is known of the device "meta"
         assert choose(elsewhere.coded)[0] == "exact" and "meta" in elsewhere.explain()
         assert elsewhere(torch.empty(1, 64, device="meta")).shape == (1, 64)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("group", [32, 64])
+def test_nf4_as_bitsandbytes_reads_it(group: int, shape: tuple[int, int]) -> None:
+    """It has a reader of the same layout for CPUs. It is not installed with the tests, so this one is run by hand."""
+    pytest.importorskip("bitsandbytes")
+    coded = encode(torch.randn(shape), NF4(group=group))
+    codes, scales, size, whole = for_bitsandbytes(coded)
+    read = torch.ops.bitsandbytes.dequantize_4bit(codes, scales, size, "nf4", whole, torch.float32)
+    torch.testing.assert_close(read[:, : shape[1]], coded.weight(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("group", [32, 64])
+@torch.no_grad()
+def test_the_product_of_nf4(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row with a stand-in for the kernel, told in its own terms; more rows the exact way."""
+    monkeypatch.setitem(sys.modules, "bitsandbytes", types.ModuleType("bitsandbytes"))
+    calls = []
+
+    def gemv_4bit(x: Tensor, codes: Tensor, shape: Sequence[int], scales: Tensor, levels: Tensor, size: int) -> Tensor:
+        calls.append(x)
+        both = torch.stack([codes.flatten() >> 4, codes.flatten() & 15], -1).flatten()
+        weight = levels[both.int()].view(-1, size) * scales[:, None]
+        return F.linear(x, weight.view(*shape).to(x.dtype))
+
+    monkeypatch.setattr(torch.ops, "bitsandbytes", types.SimpleNamespace(gemv_4bit=gemv_4bit), raising=False)
+    coded = encode(torch.randn(33, 50), NF4(group=group))
+    product, plain = _nf4(coded), coded.weight(torch.bfloat16)
+    for rows in (1, 3):
+        x = torch.randn(rows, 50).bfloat16()
+        torch.testing.assert_close(product(x), F.linear(x, plain))
+    assert len(calls) == 1
+
+
+@torch.no_grad()
+def test_what_is_there_decides_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names only: what torch and its neighbours offer, each way round."""
+
+    class There:
+        """Codes that say they lie on a GPU."""
+
+        def __init__(self, scheme: Scheme) -> None:
+            self.scheme, self.codes = scheme, self
+            self.device = torch.device("cuda")
+
+    products = "brickformer.quant.products"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    monkeypatch.setattr(f"{products}.find_spec", lambda _: None)
+    monkeypatch.setattr(f"{products}._on_cuda", lambda _: False)
+    for scheme in (Int8(), Int4(), NF4()):
+        assert choose(There(scheme))[0] == "exact"  # type: ignore[arg-type]
+    assert "bitsandbytes" in choose(There(NF4()))[1]  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    monkeypatch.setattr(f"{products}.find_spec", lambda _: object())
+    monkeypatch.setattr(f"{products}._on_cuda", lambda _: True)
+    names = {"int8": "int8pack", "int4": "tinygemm", "nf4": "gemv_4bit"}
+    for scheme in (Int8(), Int4(), NF4()):
+        assert choose(There(scheme))[0] == names[scheme.kind]  # type: ignore[arg-type]
+    assert choose(There(NF4(group=16)))[0] == "exact"  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@torch.no_grad()
+def test_products_on_cuda() -> None:
+    for scheme, shape in itertools.product([*FAST, NF4()], SHAPES):
+        coded = encode(torch.randn(shape, device="cuda"), scheme)
+        product = made(coded)
+        if product is None:
+            continue
+        x, weight = torch.randn(1, shape[1], device="cuda"), coded.weight(torch.float64)
+        exact = x.double() @ weight.t()
+        bound = 2.0**-8 * (x.abs().double() @ weight.abs().t() + exact.abs())
+        if coded.zeros is not None:
+            cut = grouped(x.abs(), scheme).sum(-1).double()
+            bound = bound + 2.0**-8 * 8.0 * cut @ coded.scales.double().abs().t()
+        off = (product(x.bfloat16()).double() - exact).abs()
+        assert (off <= bound + 1e-30).all(), (scheme, shape, choose(coded))
 
 
 @pytest.mark.parametrize("scheme", FAST, ids=repr)
