@@ -64,12 +64,13 @@ class _Place:
             file.write(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
 
     def read(self) -> Tensor:
-        tensor = torch.empty(self.shape, dtype=self.dtype)
-        if tensor.numel():
-            self.file.seek(self.at)
-            got = self.file.readinto(tensor.view(-1).view(torch.uint8).numpy())  # type: ignore[attr-defined]
-            assert got == tensor.nbytes, "the temporary file has lost its end"
-        return tensor.to(self.device)
+        with torch.inference_mode(False):  # what comes back can be trained, wherever it was asked for
+            tensor = torch.empty(self.shape, dtype=self.dtype)
+            if tensor.numel():
+                self.file.seek(self.at)
+                got = self.file.readinto(tensor.view(-1).view(torch.uint8).numpy())  # type: ignore[attr-defined]
+                assert got == tensor.nbytes, "the temporary file has lost its end"
+            return tensor.to(self.device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Place:
         return self

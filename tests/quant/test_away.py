@@ -17,7 +17,7 @@ from brickformer.errors import BrickError
 from brickformer.linear import FusedLinear
 from brickformer.quant import Calibration, Int4, quantize
 from brickformer.quant.away import AwayLinear, put_away
-from brickformer.surgery import places
+from brickformer.surgery import get, places
 
 SPEC = llama(vocab=40, dim=32, depth=2, heads=4, hidden=48, tied=True)
 
@@ -65,7 +65,8 @@ def test_memory_falls_and_stays_low() -> None:
     assert len(seen) > 10 and max(seen) < rest + 0.15 * sum(maps)
 
 
-def test_a_failure_gives_back_what_is_not_coded() -> None:
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_failure_gives_back_what_is_not_coded(inside: bool) -> None:
     model = SPEC.build().eval()
     kept = copy.deepcopy(model.state_dict())
     ids, calls = torch.randint(0, 40, (2, 9)), []
@@ -76,12 +77,13 @@ def test_a_failure_gives_back_what_is_not_coded() -> None:
             raise KeyboardInterrupt
         m(ids)
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), torch.inference_mode(inside):
         quantize(model, Int4(), Calibration([reading]))
     assert not list(places(model, AwayLinear))
     left = {p.name: p.module for p in places(model, nn.Linear)}
     assert 0 < len(left) < 9
     assert all(m.weight.equal(kept[f"{name}.weight"]) for name, m in left.items() if isinstance(m, nn.Linear))
+    get(model, list(left)[0])(torch.randn(2, 32)).sum().backward()
 
 
 def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
