@@ -83,7 +83,7 @@ def test_a_failure_gives_back_what_is_not_coded(inside: bool) -> None:
     left = {p.name: p.module for p in places(model, nn.Linear)}
     assert 0 < len(left) < 9
     assert all(m.weight.equal(kept[f"{name}.weight"]) for name, m in left.items() if isinstance(m, nn.Linear))
-    get(model, list(left)[0])(torch.randn(2, 32)).sum().backward()
+    get(model, next(iter(left)))(torch.randn(2, 32)).sum().backward()
 
 
 def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
