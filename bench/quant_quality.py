@@ -35,6 +35,8 @@ WAYS: dict[str, tuple[Scheme, Method | None, Heads]] = {
     "int4, AWQ": (Int4(), "awq", "same"),
     "int4, GPTQ": (Int4(), "gptq", "same"),
     "int4, GPTQ, head int8": (Int4(), "gptq", "int8"),
+    "int4, zero points, GPTQ": (Int4(symmetric=False), "gptq", "same"),
+    "int4 in groups of 16, GPTQ": (Int4(group=16), "gptq", "same"),
     "nf4, to nearest": (NF4(), None, "same"),
     "nf4, GPTQ": (NF4(), "gptq", "same"),
     "nf4 in groups of 32, GPTQ, head int8": (NF4(group=32), "gptq", "int8"),
