@@ -51,7 +51,7 @@ def save(
     *,
     like: Mapping[str, Any] | None = None,
     extra: Mapping[str, Any] | None = None,
-    files: Mapping[str, str] | None = None,
+    files: Mapping[str, str | bytes] | None = None,
     family: str | None = None,
     shard: int = SHARD,
 ) -> Saved:
@@ -72,9 +72,9 @@ def save(
         with writing(target):
             part.mkdir(parents=True)
         write_json(part / "config.json", config)
-        for name, text in (files or {}).items():
+        for name, content in (files or {}).items():
             (part / name).parent.mkdir(exist_ok=True)
-            write_whole(part / name, text.encode())
+            write_whole(part / name, content.encode() if isinstance(content, str) else content)
         _write_tensors(part, theirs(model, chosen), shard)
         check = compare(model, load(part).model, part)
         with writing(target):
