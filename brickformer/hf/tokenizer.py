@@ -24,8 +24,8 @@ MAIN: Final = "tokenizer.json"
 BESIDE: Final = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json")
 PIECES: Final = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 TWO_SIDES: Final = ("source.spm", "target.spm")
-LISTS: Final = ("vocab.json", "target_vocab.json")
-OLDER: Final = (*PIECES, "vocab.json", "vocab.txt")
+LIST: Final = "vocab.json"
+OLDER: Final = (*PIECES, LIST, "vocab.txt")
 
 NO_WORD: Final = "no such token"
 """With spaces in it: neither a character nor a word."""
@@ -59,7 +59,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerFiles:
     files |= {name: read_bytes(folder / name) for name in (*PIECES, *TWO_SIDES) if (folder / name).is_file()}
     older = [name for name in OLDER if (folder / name).is_file()]
     if TWO_SIDES[0] in files and MAIN not in files:
-        files |= {name: read_text(folder / name) for name in LISTS if (folder / name).is_file()}
+        files |= {name: read_text(folder / name) for name in (LIST,) if (folder / name).is_file()}
     elif MAIN not in files:
         files = files | {MAIN: _made_anew(folder, older[0])} if older else {}
     ends = said.get("eos_token_id")

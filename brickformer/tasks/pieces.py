@@ -37,16 +37,16 @@ class PiecesTokenizer(Tokenizer, kind="pieces", unit="piece"):
         self.files: Final = dict(files)
         setup = self._json(CONFIG) if CONFIG in self.files else {}
         named = setup if "added_tokens_decoder" in setup else setup | self._also("special_tokens_map.json")
-        apart = setup.get("separate_vocabs") is True
+        if setup.get("separate_vocabs"):
+            raise DataError(f"{CONFIG}: separate_vocabs: the pieces of both sides have to be in one vocab.json.")
         self._side: Side = side
-        self._known = self._ids_in("target_vocab.json" if apart and side == "target" else "vocab.json")
         self._model = self._spm(f"{side}.spm")
-        self._writes = self._model if apart or side == "source" else self._spm("source.spm")  # theirs decodes with it
+        self._writes = self._model if side == "source" else self._spm("source.spm")  # both sides, theirs too
         specials = {name: _text(named.get(name, _USUAL.get(name)), name) for name in _NAMED}
         more = named.get("extra_special_tokens") or named.get("additional_special_tokens") or []
         listed = [_text(token, "additional_special_tokens") for token in more]
         added = self._added(setup)
-        self._all: dict[str, int] = {**self._known, **added}
+        self._all: dict[str, int] = {**self._ids_in("vocab.json"), **added}
         names = [name for name in (*specials.values(), *listed) if name is not None]
         for name in names:
             if name not in self._all:
