@@ -27,7 +27,7 @@ from brickformer.mixers.mamba import Mamba
 from brickformer.mixers.mamba2 import Mamba2
 from brickformer.models import Decoder, DecoderModel
 from brickformer.norms import OffsetRMSNorm, RMSNorm
-from brickformer.presets import gpt2, llama, vaswani
+from brickformer.presets import bert, gpt2, llama, vaswani
 from brickformer.recipes import Trained
 from brickformer.recipes.standard import STANDARD
 from brickformer.tasks import CharTokenizer, WordTokenizer
@@ -159,6 +159,17 @@ def test_the_nearest_family_is_of_the_same_bricks() -> None:
         hf.fit(small("llama"), "bert")
     with pytest.raises(FamilyError, match=r"mixer\.bias: got False, which no gpt2 has there"):
         hf.fit(small("gpt2").but(**{"layers.*.mixer.bias": False}), "gpt2")
+
+
+def test_the_presets_that_are_published_models_are_these(tmp_path: Path) -> None:
+    """By their names alone; the Transformer of 2017 is nobody's, and the error says what is in the way."""
+    sizes: dict[str, Any] = {"vocab": 13, "dim": 16, "depth": 2, "heads": 4}
+    for make in (gpt2, llama, bert):
+        assert hf.fit(make(**sizes)).family.model_type == make.__name__
+    saved = hf.save(shaken(bert(**sizes, max_len=20)), tmp_path / "out")  # transformers reads it too
+    assert saved.family.model_type == "bert" and saved.check.theirs is not None
+    with pytest.raises(FamilyError, match=r"encoder\.layers\.0\.mixer\.bias: got False.*nearest is marian, with True"):
+        hf.fit(vaswani(**sizes))
 
 
 def test_a_model_without_segments_is_none_that_has_them() -> None:
