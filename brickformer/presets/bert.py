@@ -3,7 +3,7 @@
     layer   LayerNorm(x + attention(x)),   LayerNorm(x + MLP(x)),   F = 4·D, GELU
     embed   LayerNorm(token + segment + position);   head   LayerNorm(gelu(W h + b)), the token table again, a bias
 
-Sizes (dim, depth, heads): base 768 12 12, large 1024 24 16. With its head for hidden words it is the published model, and
+Sizes (dim, depth, heads): base 768 12 12, large 1024 24 16. It is the published model with a head for hidden words, and
 exports as one. Deviation: no pooler, which serves next-sentence prediction (RoBERTa does without: arXiv 1907.11692).
 """
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any, Final
 
@@ -170,5 +171,9 @@ def imported(trained: Trained, root: Path, name: str | None = None) -> RunFolder
     folder = RunFolder.create(
         root, run.name, spec=run.model.to_dict(), run={"run": run.to_dict()}, tokenizer=tokenizers
     )
-    folder.save_weights(trained.model.state_dict(), 0)
+    try:
+        folder.save_weights(trained.model.state_dict(), 0)
+    except BaseException:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
     return folder

@@ -208,9 +208,13 @@ def test_flips_that_fit_compute_the_same(name: str, tmp_path: Path) -> None:
 
 
 def test_what_their_library_cannot_hold_is_refused(tmp_path: Path) -> None:
-    """By their own check of a configuration, as one line; or before, with the field that is in the way."""
-    with pytest.raises(RunError, match=r"transformers does not read it: .*not a multiple"):
-        hf.save(shaken(small("llama").but(dim=17, **{"layers.*.mixer.head_dim": 4})), tmp_path / "out")
+    """Before it is written, with the field that is in the way; what only their check finds is one line."""
+    odd = small("llama").but(dim=17, **{"layers.*.mixer.head_dim": 4})
+    assert hf.fit(odd).family.model_type == "mistral", "no check of theirs there"
+    with pytest.raises(FamilyError, match="dim: got 17, which no llama has there. The nearest is llama, with 16"):
+        hf.fit(odd, "llama")
+    with pytest.raises(RunError, match=r"transformers does not read it: .*max_position_embeddings.*expected int"):
+        hf.save(shaken(small("llama")), tmp_path / "out", extra={"max_position_embeddings": "x"})
     assert not list(tmp_path.iterdir())
     for mixer, field, got in ((Mamba(inner=40), "inner", 40), (Mamba2(heads=5, head_dim=8), "heads", 5)):
         with pytest.raises(FamilyError, match=rf"layers\.0\.mixer\.{field}: got {got}, which no {mixer.kind} has"):
@@ -258,32 +262,32 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "link", "out"]
 
 
-@pytest.mark.parametrize("form", ["hf", "gguf"])
-def test_a_disk_that_is_full(form: str, tmp_path: Path) -> None:
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
     """Each of the packages that write says it in its own way; a limit of the size of a file stands for the disk."""
-    code = f"""
-import resource, sys
-from pathlib import Path
+    code = """
+import resource
 from brickformer import hf
+from brickformer.cli import main
 from brickformer.presets import llama
-from brickformer.recipes.gguf import export_gguf
-from brickformer.recipes import Run, Trained
-from brickformer.tasks import Imported, WordTokenizer
-spec = llama(vocab=13, dim=64, depth=1, heads=4, hidden=900)
-model, words = spec.build().eval(), WordTokenizer(map(str, range(13)), specials=False)
+hf.save(llama(vocab=13, dim=64, depth=1, heads=4, hidden=900).build().eval(), "in")
+main(["import", "in", "--name", "run"])
 resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
-try:
-    if {form!r} == "hf":
-        hf.save(model, "out")
-    else:
-        export_gguf(Trained(Run(Imported("x"), spec), model, None, words), Path("out"), "f32", tokenizer=False)
-except ValueError as e:
-    print(e)
+run = "runs/run-001"
+for form, words in {
+    "hf": ["export", run, "--to", "hf", "out/hf"],
+    "gguf": ["export", run, "--to", "gguf", "out/gguf", "--no-tokenizer"],
+    "onnx": ["export", run, "--to", "onnx", "out/onnx"],
+    "import": ["import", "in", "--out", "out/runs"],
+}.items():
+    assert main(words) == 2
 """
+    (tmp_path / "out/runs").mkdir(parents=True)
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert "cannot be written: " in done.stdout and len(done.stdout.splitlines()) == 1, done.stderr
-    assert ("too large" if form == "hf" else "the disk is full") in done.stdout
-    assert not list(tmp_path.iterdir())
+    said = [line for line in done.stderr.splitlines() if line.startswith("brick:")]
+    assert done.returncode == 0 and len(said) == 4, done.stderr
+    assert all("cannot be written: " in line for line in said)
+    assert all("too large" in line or "the disk is full" in line for line in said)
+    assert [str(p.relative_to(tmp_path)) for p in (tmp_path / "out").rglob("*")] == ["out/runs"]
 
 
 # ---- tokenizers -----------------------------------------------------------------------------------------------------
