@@ -221,6 +221,36 @@ def test_what_their_library_cannot_hold_is_refused(tmp_path: Path) -> None:
             hf.fit(Decoder(13, 16, (Layer(mixer, norm=RMSNorm(1e-5)),)), mixer.kind)
 
 
+AT_ONCE: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a table for every layer": (
+        "t5",
+        {"encoder.layers.*.mixer.position.shared": False},
+        r"encoder\.layers\.0\.mixer\.position\.shared: got False, .*nearest is t5, with True",
+    ),
+    "a table for one": (
+        "t5",
+        {"encoder.layers.1.mixer.position.shared": False},
+        r"encoder\.layers\.1\.mixer\.position\.shared: got False",
+    ),
+    "a scale that is no root": ("gemma2", {"layers.*.mixer.scale": 1.25}, r"mixer\.scale: got 1\.25, .*, with 1\.0"),
+    "half a head": ("gemma2", {"dim": 17}, r"dim: got 17, .*nearest is gemma2, with 16"),
+    "nothing but padding": ("roberta", {"vocab": 1}, "position"),
+}
+
+
+@pytest.mark.parametrize("what", AT_ONCE)
+def test_what_cannot_be_written_is_said_at_once(what: str) -> None:
+    """Not when it is written: by the brick, and with a spec that would fit."""
+    from hf.test_fields import BASE, written
+
+    family, flip, says = AT_ONCE[what]
+    spec = hf.FAMILIES[family].spec(written(BASE[family]))
+    assert hf.fit(spec).family.model_type == family
+    with pytest.raises(FamilyError, match=says):
+        hf.fit(spec.but(**flip))
+    assert not nearest(nearest(spec.but(**flip)).spec).apart
+
+
 # ---- what was written is compared -----------------------------------------------------------------------------------
 
 
