@@ -213,6 +213,9 @@ def test_what_their_library_cannot_hold_is_refused(tmp_path: Path) -> None:
     assert hf.fit(odd).family.model_type == "mistral", "no check of theirs there"
     with pytest.raises(FamilyError, match="dim: got 17, which no llama has there. The nearest is llama, with 16"):
         hf.fit(odd, "llama")
+    config = hf.fit(small("llama")).config | {"hidden_size": 17}
+    with pytest.raises(SpecError, match="hidden_size: got 17, expected a multiple of num_attention_heads=4"):
+        hf.FAMILIES["llama"].spec(config)
     with pytest.raises(RunError, match=r"transformers does not read it: .*max_position_embeddings.*expected int"):
         hf.save(shaken(small("llama")), tmp_path / "out", extra={"max_position_embeddings": "x"})
     assert not list(tmp_path.iterdir())

@@ -39,7 +39,7 @@ NASTY = [
     *("ü" * 3, "\ufeff", "\u00a0x", "\u2028", "\x00", "a\x00b", "\x01\x1f\x7f", "\u200b", "<0x41>", "numbers 4567"),
     *("Hello world", "<s>", "a<s>b", " <s> a", "the </s> fox", "<unk>", "<pad>", "<bos> x", "[CLS] a [SEP]"),
     *("a [MASK] b", "<turn>a", "x <extra_id_1> y", ">>fr<< hello", ">>xx<< hello", ">> <<", ">>fr<<", " >>fr<<"),
-    "</s></s>",
+    *("</s></s>", "the <pad>2<pad>fox"),
 ]
 
 
@@ -105,7 +105,7 @@ KINDS = {
         t.MarianMTModel,
         PAIRS,
         {"source.spm": UNIGRAM, "target.spm": UNIGRAM | {"vocab_size": 60, "byte_fallback": False}},
-        {"source_lang": "en", "target_lang": "fr"},
+        {"source_lang": "en", "additional_special_tokens": ["<pad>2"]},
         opened=False,
     ),
     "marian-bytes": Kind(t.MarianMTModel, PAIRS, {"source.spm": BYTES, "target.spm": UNIGRAM}, None, opened=False),
@@ -119,7 +119,7 @@ def written(name: str, root: Path) -> Path:
     models = {file: model_of(**options) for file, options in kind.files.items()}
     sizes = {"vocab_size": 400, "eos_token_id": 2, "pad_token_id": 0} | kind.options
     if "source.spm" in models:  # in another order than either model has them
-        words = ["<x>", "é", "</s>", "<pad>", "<unk>", ">>fr<<"]
+        words = ["<x>", "é", "</s>", "<pad>", "<unk>", ">>fr<<", "<pad>2"]
         words = list(dict.fromkeys(words + pieces(models["source.spm"])[::-1] + pieces(models["target.spm"])))
         models["vocab.json"] = json.dumps({word: i for i, word in enumerate(words)}).encode()
         sizes["vocab_size"] = len(words)
@@ -179,6 +179,7 @@ def test_every_id_is_theirs(name: str, root: Path, tmp_path: Path) -> None:
             assert [ours.source.encode(text) for text in NASTY] == [there(text)["input_ids"] for text in NASTY]
             same(ours.target, there, whole, target=True)
     assert [out(text)["input_ids"] for text in NASTY] == [there(text)["input_ids"] for text in NASTY]
+    assert not (tmp_path / "out/target").exists(), "both sides have the same files"
     for file in folder.iterdir():
         if file.suffix != ".safetensors":
             assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes(), file.name
