@@ -59,9 +59,7 @@ def hidden_attention(
             return torch.cat([alpha for _, alpha in _delta(mixer, x, rows)], 1)
 
 
-def looked_at(
-    mixer: Mixer, x: Float[Tensor, "1 T D"], rows: Int[Tensor, " R"]
-) -> Rows:
+def looked_at(mixer: Mixer, x: Float[Tensor, "1 T D"], rows: Int[Tensor, " R"]) -> Rows:
     """Some rows at a time, each of sum 1, for tokens without padding; nothing where nothing of the kind is known."""
     match mixer:
         case MambaMixer():
@@ -165,7 +163,7 @@ def _delta(mixer: GatedDeltaMixer, x: Tensor, rows: Tensor) -> Rows:
 
 def _asked(scan: Callable[[Tensor], Tensor], like: Float[Tensor, "1 T H"], rows: Tensor, states: int) -> Rows:
     """∂ scan(v)_t / ∂ v for the rows t: of values v (1, T, H, r), channel i is asked at rows[i] alone."""
-    one = like[0].numel() * (1 + states // CHUNK)  # numbers of a channel, and of its memory at each chunk
+    one = 4 * like[0].numel() * (1 + states // CHUNK)  # of a channel and its memory at each chunk, and their copies
     for some in _tiles(rows, one):
         with torch.enable_grad():
             values = like.new_zeros(*like.shape, len(some)).requires_grad_()

@@ -140,7 +140,7 @@ class Watch:
             if not len(rows):
                 return
             pos = pos[real].cpu()
-            with torch.no_grad(), torch.inference_mode(False):
+            with torch.inference_mode(False), torch.no_grad():  # in this order: leaving inference turns gradients on
                 for some, weights in looked_at(mixer, x[b, None, real].clone(), rows.clone()):
                     found = weights.float().cpu()[sheet.heads(path, len(weights))]
                     sheet.add(found, pos[some.cpu()], pos, int(pos.max()) + 1)
