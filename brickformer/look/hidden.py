@@ -61,6 +61,7 @@ def hidden_attention(
 
 def looked_at(mixer: Mixer, x: Float[Tensor, "1 T D"], rows: Int[Tensor, " R"]) -> Rows:
     """Some rows at a time, each of sum 1, for tokens without padding; nothing where nothing of the kind is known."""
+    parts: Rows
     match mixer:
         case MambaMixer():
             parts = ((some, _of_channels(mixer, x, some)) for some in _tiles(rows, x.shape[1]))
