@@ -117,16 +117,22 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     write_whole(path, (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode())
 
 
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a file. Errors: RunError: missing, not readable."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise RunError(f"{path}: missing. The folder was cut off while written or copied; use another run.") from None
+    except OSError as e:
+        raise RunError(f"{path}: cannot be read: {e.strerror or e}.") from None
+
+
 def read_text(path: Path) -> str:
     """The text of a file. Errors: RunError: missing, not readable, not text."""
     try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise RunError(f"{path}: missing. The folder was cut off while written or copied; use another run.") from None
+        return read_bytes(path).decode()
     except UnicodeDecodeError:
         raise RunError(f"{path}: broken: not UTF-8 text. Restore it from a copy, or use another run.") from None
-    except OSError as e:
-        raise RunError(f"{path}: cannot be read: {e.strerror or e}.") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:

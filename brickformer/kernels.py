@@ -141,7 +141,13 @@ def sdpa(
             assert_never(other)
     if mask is not None and mask.dtype is not torch.bool:
         mask = mask.to(q.dtype)
-    return F.scaled_dot_product_attention(
+    width, value = q.shape[-1], v.shape[-1]
+    if width != value and q.device.type == "cpu" and q.shape[2] * k.shape[2] > SHORT:
+        # torch has no fused kernel for values of another width there, and would write all scores down
+        scale = width**-0.5 if scale is None else scale
+        q, k = (F.pad(x, (0, max(0, value - width))) for x in (q, k))
+        v = F.pad(v, (0, max(0, width - value)))
+    out = F.scaled_dot_product_attention(
         q,
         k,
         v,
@@ -151,6 +157,7 @@ def sdpa(
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
+    return out if out.shape[-1] == value else out[..., :value]
 
 
 def flex(

@@ -36,6 +36,7 @@ from brickformer.mask import Span
 from brickformer.mixers.base import Mixer, MixerSpec, wants_values
 from brickformer.mixers.cross import Cross, CrossAttention, Memory
 from brickformer.norms import LayerScale, NoNorm, NormSpec, RMSNorm
+from brickformer.positions.base import one_stack
 from brickformer.ranges import MOST, check_dropout, check_size
 from brickformer.spec import Spec, spec
 from brickformer.state import CacheType, CrossKV, LayerState, StackState, check_cache
@@ -246,10 +247,8 @@ class ParallelNormsLayer(StackLayer):
 
 @final
 class Stack(nn.Module):
-    """Layers one after another, `loops` times round with the same weights, then a last norm.
-
-    Where a mixer takes values of the first layer, they are computed before it and told to all in the span.
-    """
+    """Layers one after another, `loops` times round with the same weights, then a last norm. Values of the first layer,
+    where a mixer takes them, are computed before it and told to all in the span."""
 
     def __init__(self, layers: Sequence[StackLayer], norm: nn.Module, *, loops: int = 1) -> None:
         super().__init__()
@@ -258,6 +257,7 @@ class Stack(nn.Module):
         self.tells = wants_values([layer.mixer for layer in layers])
 
     @classmethod
+    @one_stack()
     def of(cls, layers: Sequence[Layer], dim: int, *, loops: int = 1, readers: int = 0) -> Stack:
         """Build the layers. The last norm is the last layer's; none where it ends in one. readers: as in `Layer`."""
         if not layers:

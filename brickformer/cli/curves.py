@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,14 @@ def numbers(path: Path) -> tuple[list[dict[str, float]], int]:
     return Metrics(folder.metrics).read(), run_of(folder).train.steps
 
 
+def since(path: Path) -> float | None:
+    """Seconds since a run wrote its last number; None when it wrote none."""
+    from brickformer.train import RunFolder
+
+    metrics = RunFolder(path).metrics
+    return time.time() - metrics.stat().st_mtime if metrics.exists() else None
+
+
 def server(path: Path, port: int = 0) -> ThreadingHTTPServer:
     """A server of two addresses, for this machine only: the page, and its numbers as they are now."""
     from brickformer.errors import BrickError
@@ -56,13 +65,14 @@ def server(path: Path, port: int = 0) -> ThreadingHTTPServer:
                 return
             try:
                 records, steps = numbers(path)
+                quiet = since(path)
             except (BrickError, OSError) as e:  # the folder was deleted, say: it may come back
                 self.send_error(503, explain=str(e))
                 return
             if self.path == "/":
-                self.answer("text/html", curves_page(records, path.name, steps=steps, live=True))
+                self.answer("text/html", curves_page(records, path.name, steps=steps, live=True, quiet=quiet))
             elif self.path == "/data.json":
-                data = curves_data(records, path.name, steps=steps, live=True)
+                data = curves_data(records, path.name, steps=steps, live=True, quiet=quiet)
                 self.answer("application/json", json.dumps(data, allow_nan=False))
             else:
                 self.send_error(404)

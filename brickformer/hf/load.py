@@ -106,8 +106,7 @@ def fill(
     places = _places(model)
     for rule, sizes, shapes in plan:
         made = _made(rule, own[rule.ours], sizes, shapes, files, dtype)
-        for name in (rule.ours, *rule.copies):
-            _put(places[id(own[name])], made if name == rule.ours else made.clone())
+        _put(places[id(own[rule.ours])], made)
     left = [name for name, tensor in model.state_dict().items() if tensor.is_meta]
     assert not left, f"the table of {family.model_type} forgets {left}"
 

@@ -32,21 +32,18 @@ class Rule:
     """One of our parameters, and the tensors of theirs that it is made of.
 
     ours: its name. theirs: their names, in the order in which they are joined. to: row j of theirs joined is our row
-    to[j]; None keeps the order. turned: each of theirs is a transpose. row: theirs is a matrix of one row. copies: more
-    of our names that hold the same tensor, once in the file (a bias table that all layers share).
+    to[j]; None keeps the order. turned: each of theirs is a transpose. row: theirs is a matrix of one row.
     """
 
     ours: str
     theirs: tuple[str, ...]
     to: Tensor | None = None
     turned: bool = False
-    copies: tuple[str, ...] = ()
     row: bool = False
 
     def below(self, ours: str, theirs: str) -> Rule:
         """The same rule, further down in both trees."""
-        names, copies = tuple(theirs + name for name in self.theirs), tuple(ours + name for name in self.copies)
-        return replace(self, ours=ours + self.ours, theirs=names, copies=copies)
+        return replace(self, ours=ours + self.ours, theirs=tuple(theirs + name for name in self.theirs))
 
     def renamed(self, name: Callable[[str], str]) -> Rule:
         """The same rule for a file that has other names."""

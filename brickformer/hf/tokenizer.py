@@ -1,7 +1,9 @@
 """The tokenizer of a checkpoint folder: its files, word for word, and the ids it begins and ends with.
 
 It is run by the `tokenizers` package, from tokenizer.json. Where a folder has an older form only (vocab.txt,
-merges.txt, a SentencePiece model) the `transformers` library, where it is installed, makes one of it.
+merges.txt, a SentencePiece model) the `transformers` library, where it is installed, makes one of it: its own classes
+decide what each family does with spaces, digits and special tokens. Marian's two SentencePiece models are read as they
+are. SentencePiece models are kept beside what is made of them, and given back.
 On the way out a list of characters or words becomes a tokenizer.json.
 """
 
@@ -16,11 +18,14 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from brickformer.errors import DataError
-from brickformer.files import read_json, read_text
+from brickformer.files import read_bytes, read_json, read_text
 
 MAIN: Final = "tokenizer.json"
 BESIDE: Final = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json")
-OLDER: Final = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "source.spm")
+PIECES: Final = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+TWO_SIDES: Final = ("source.spm", "target.spm")
+LIST: Final = "vocab.json"
+OLDER: Final = (*PIECES, LIST, "vocab.txt")
 
 NO_WORD: Final = "no such token"
 """With spaces in it: neither a character nor a word."""
@@ -29,28 +34,39 @@ NO_WORD: Final = "no such token"
 @final
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """files: by name, word for word. bos: the id that opens a text. ends: the ids that close one."""
+    """files: by name, word for word. bos: the id that opens a text. ends: the ids that close one. start: the id
+    that opens the answers of an encoder-decoder."""
 
-    files: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str | bytes] = field(default_factory=dict)
     bos: int | None = None
     ends: tuple[int, ...] = ()
+    start: int | None = None
+
+    @property
+    def of_pieces(self) -> bool:
+        """Whether they are Marian's two SentencePiece models, and no tokenizer.json."""
+        return MAIN not in self.files and TWO_SIDES[0] in self.files
 
 
-def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerFiles | None:
-    """The tokenizer in a folder; None where there is none. Errors: RunError, DataError: a file that cannot be read."""
-    files = {name: read_text(folder / name) for name in (MAIN, *BESIDE) if (folder / name).is_file()}
-    if MAIN not in files:
-        older = [name for name in OLDER if (folder / name).is_file()]
-        if not older:
-            return None
-        files[MAIN] = _made_anew(folder, older[0])
+def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerFiles:
+    """The tokenizer in a folder; without files where there is none. Errors: RunError, DataError: one cannot be read."""
+    files: dict[str, str | bytes] = {
+        name: read_text(folder / name) for name in (MAIN, *BESIDE) if (folder / name).is_file()
+    }
     said = dict(config)
     if "generation_config.json" in files:
         said |= {k: v for k, v in read_json(folder / "generation_config.json").items() if v is not None}
+    files |= {name: read_bytes(folder / name) for name in (*PIECES, *TWO_SIDES) if (folder / name).is_file()}
+    older = [name for name in OLDER if (folder / name).is_file()]
+    if TWO_SIDES[0] in files and MAIN not in files:
+        files |= {name: read_text(folder / name) for name in (LIST,) if (folder / name).is_file()}
+    elif MAIN not in files:
+        files = files | {MAIN: _made_anew(folder, older[0])} if older else {}
     ends = said.get("eos_token_id")
-    bos = said.get("bos_token_id")
     listed = [] if ends is None else (ends if isinstance(ends, list) else [ends])
-    return TokenizerFiles(files, bos if _is_id(bos) else None, tuple(filter(_is_id, listed)))
+    bos, start = (said.get(name) for name in ("bos_token_id", "decoder_start_token_id"))
+    bos = bos if _is_id(bos) else None
+    return TokenizerFiles(files, bos, tuple(filter(_is_id, listed)), start if _is_id(start) else bos)
 
 
 def _is_id(value: Any) -> bool:
@@ -60,12 +76,19 @@ def _is_id(value: Any) -> bool:
 
 def _made_anew(folder: Path, older: str) -> str:
     """tokenizer.json of an older form. Errors: DataError: transformers is not installed, or cannot either."""
+    has = f"{folder}: has {older} and no {MAIN}."
     if importlib.util.find_spec("transformers") is None:
-        raise DataError(f"{folder}: has {older} and no {MAIN}. Install transformers, which can make one of it.")
-    if older.endswith((".model", ".spm")) and importlib.util.find_spec("sentencepiece") is None:
-        raise DataError(f"{folder}: has {older} and no {MAIN}. Install sentencepiece, with which one is made of it.")
+        raise DataError(f"{has} Install transformers, which can make one of it.")
+    for package in ("sentencepiece", "google.protobuf") if older in PIECES else ():
+        if not _installed(package):
+            name = package.removeprefix("google.")
+            raise DataError(f"{has} Install {name}, with which one is made of it: pip install 'brickformer[hf]'")
+    if older in PIECES:
+        _check_pieces(folder / older)
     import transformers
 
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -75,6 +98,29 @@ def _made_anew(folder: Path, older: str) -> str:
     except Exception as e:
         reason = (str(e).splitlines() or [type(e).__name__])[0][:100]
         raise DataError(f"{folder}: no {MAIN}, and transformers cannot make one of {older} ({reason}).") from None
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+
+
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # not even what it is a part of
+        return False
+
+
+def _check_pieces(path: Path) -> None:
+    """Errors: DataError: a file that is no SentencePiece model; transformers would take it for another kind."""
+    import sentencepiece
+
+    try:
+        whole = sentencepiece.SentencePieceProcessor().LoadFromSerializedProto(read_bytes(path))
+    except Exception:  # whatever the package raises
+        whole = False
+    if not whole:
+        raise DataError(
+            f"{path}: broken: it is no SentencePiece model. It was cut off or copied in part; copy it again."
+        )
 
 
 def _unread(name: str, tokens: Sequence[str], *, words: bool) -> str:
@@ -134,5 +180,7 @@ def plain_tokenizer(tokens: Sequence[str], *, words: bool, first: int = 0) -> To
     if specials:
         beside |= dict(zip(("pad_token", "bos_token", "eos_token"), specials, strict=True))
     texts = {MAIN: data, "tokenizer_config.json": beside}
-    files = {name: json.dumps(value, ensure_ascii=False, indent=2) + "\n" for name, value in texts.items()}
+    files: dict[str, str | bytes] = {
+        name: json.dumps(value, ensure_ascii=False, indent=2) + "\n" for name, value in texts.items()
+    }
     return TokenizerFiles(files, 1 if specials else None, (2,) if specials else ())

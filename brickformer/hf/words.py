@@ -54,3 +54,16 @@ def mlp_of(spec: Spec) -> MLP:
 def dropout_of(spec: Any) -> float:
     """What the first layer drops of each branch."""
     return float(spec.layers[0].dropout)
+
+
+def check_width(config: Config, dim: int) -> None:
+    """Errors: SpecError: a width that their class refuses, though heads have a width of their own."""
+    heads = config.count("num_attention_heads")
+    if dim % heads:
+        raise config.refuse("hidden_size", f"a multiple of num_attention_heads={heads}")
+
+
+def checked_width(spec: Any) -> dict[str, int]:
+    """The nearest width that `check_width` takes."""
+    heads = attention_of(spec).heads
+    return {"hidden_size": max(heads, spec.dim - spec.dim % heads)}

@@ -29,12 +29,20 @@ _POINTS: Final = 1_000
 _CURVES: Final = 24
 
 
-def curves_page(records: Sequence[Record], title: str, *, steps: int, live: bool = False) -> str:
-    """The page. steps: how many were asked for. live: it asks its server for data.json every two seconds."""
-    return fill(title, curves_data(records, title, steps=steps, live=live), ["page.js", "training.js"], live=live)
+def curves_page(
+    records: Sequence[Record], title: str, *, steps: int, live: bool = False, quiet: float | None = None
+) -> str:
+    """The page. steps: how many were asked for. live: it asks its server for data.json every two seconds.
+
+    quiet: seconds since the last record was written, where that is known.
+    """
+    data = curves_data(records, title, steps=steps, live=live, quiet=quiet)
+    return fill(title, data, ["page.js", "training.js"], live=live)
 
 
-def curves_data(records: Sequence[Record], title: str, *, steps: int, live: bool = False) -> dict[str, Any]:
+def curves_data(
+    records: Sequence[Record], title: str, *, steps: int, live: bool = False, quiet: float | None = None
+) -> dict[str, Any]:
     """What the page shows."""
     left: list[tuple[str, str]] = []
     charts, missing = [], []
@@ -52,16 +60,32 @@ def curves_data(records: Sequence[Record], title: str, *, steps: int, live: bool
         elif key not in ("exact", "speed"):
             missing.append(key)
     done = int(records[-1]["step"]) if records else 0
+    english, chinese = _going(done, steps, quiet if live else None)
     return {
         "title": readable(title, 120),
-        "about": {"en": f"step {done:,} of {steps:,}", "zh": f"第 {done:,} 步，共 {steps:,} 步"},
+        "about": {"en": f"step {done:,} of {steps:,}{english}", "zh": f"第 {done:,} 步，共 {steps:,} 步{chinese}"},
         "left_out": [{"en": en, "zh": zh} for en, zh in left],
         "charts": charts,
         "missing": missing if records else [],
         "steps_asked": steps if live else done,
-        "stamp": f"{len(records)}.{done}",
+        "stamp": f"{len(records)}.{done}{english}",
         "live": live,
     }
+
+
+def _going(done: int, steps: int, quiet: float | None) -> tuple[str, str]:
+    """Whether training goes on, as far as its numbers tell: nothing is said while they come."""
+    if quiet is None:
+        return "", ""
+    if done >= steps:
+        return " · finished", " · 已完成"
+    minutes = int(quiet // 60)
+    if not minutes:
+        return "", ""
+    return (
+        f" · nothing new for {minutes} min: stopped, or at long steps",
+        f" · 已有 {minutes} 分钟没有新数据：训练已停止，或每步很慢",
+    )
 
 
 def _beginning(records: Sequence[Record], beginning: str) -> dict[str, str]:

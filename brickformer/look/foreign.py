@@ -2,7 +2,7 @@
 
 While the model runs, a function mode sees every call of torch. Three are attention:
 
-    scaled_dot_product_attention     its weights are computed again, tile by tile
+    scaled_dot_product_attention     its weights are computed again, tile by tile (fused.py)
     softmax over keys                its result is the map: four axes, or three that are then multiplied with values
     multi_head_attention_forward     nn.MultiheadAttention is asked for its weights as well
 
@@ -13,7 +13,6 @@ Shapes: B batch, H heads, T queries, S keys, K width.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from brickformer.errors import DataError
 from brickformer.look.ablate import REMOVALS, answers, distance_from
+from brickformer.look.fused import Scores, something_else
 from brickformer.look.maps import MOST, TILE, Pick, Sheet, elsewhere, left_out, picked
 from brickformer.look.view import View, fitting
 
@@ -44,6 +44,7 @@ class Sees(TorchFunctionMode):
         self.names, self.pick, self.ids, self.source = names, pick, ids, source
         self.sheets: list[Sheet] = []
         self.paths: list[str] = []  # of all attention that was met, asked for or not
+        self.other: list[str] = []  # whose answer is not what its map gives
         self.remove: tuple[int, int] | None = None
         self._calls = 0
         self._waiting: list[tuple[Tensor, str]] = []  # results of softmax over three axes
@@ -84,11 +85,12 @@ class Sees(TorchFunctionMode):
             query, key = query[:, None], key[:, None]
             if attn_mask is not None and attn_mask.ndim == 3:
                 attn_mask = attn_mask[:, None]
-            removed = self._note(_Scores(query, key, attn_mask, is_causal, scale), out[:, None])
+            whole = out[:, None]
+            removed = self._note(Scores(query, key, value[:, None], whole, attn_mask, is_causal, scale), whole)
             return removed[:, 0]
         if query.ndim != 4:
             return out
-        return self._note(_Scores(query, key, attn_mask, is_causal, scale), out)
+        return self._note(Scores(query, key, value, out, attn_mask, is_causal, scale), out)
 
     def _whole(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """torch's own attention module: its weights have four axes, or three where there is no batch."""
@@ -100,7 +102,9 @@ class Sees(TorchFunctionMode):
         if self.remove is not None:
             self._calls += 1
             return out
-        _, weights = func(*args, **{**kwargs, "need_weights": True, "average_attn_weights": False})
+        other, weights = func(*args, **{**kwargs, "need_weights": True, "average_attn_weights": False})
+        if not torch.allclose(other.nan_to_num(0.0), out[0].nan_to_num(0.0), rtol=0.02, atol=0.02 * float(other.std())):
+            self.other.append(self.names.now)
         self._note(weights.nan_to_num(0.0) if weights.ndim == 4 else weights[None].nan_to_num(0.0), None)
         return out
 
@@ -123,7 +127,7 @@ class Sees(TorchFunctionMode):
             return self._note(weights[None, None], None)[0, 0]
         return self._note(weights[:, None], None)[:, 0]
 
-    def _note(self, weights: Tensor | _Scores, out: Tensor | None) -> Tensor:
+    def _note(self, weights: Tensor | Scores, out: Tensor | None) -> Tensor:
         """Note a map (B, H, T, S); the weights, or what was made of them, with the removed head at zero."""
         number, self._calls = self._calls, self._calls + 1
         result = out if out is not None else weights
@@ -162,33 +166,11 @@ class Sees(TorchFunctionMode):
         step = max(1, TILE // (keys * len(heads)))
         for i in range(0, len(rows), step):
             some = torch.tensor(rows[i : i + step])
-            tile = weights.rows(b, some, heads) if isinstance(weights, _Scores) else weights[b, heads][:, some]
+            tile = weights.rows(b, some, heads) if isinstance(weights, Scores) else weights[b, heads][:, some]
             sheet.add(tile.detach().float().cpu(), pos[some], torch.arange(keys), keys)
+        if isinstance(weights, Scores) and rows and not weights.give_what_came_out(b, rows[-1], heads):
+            self.other.append(path)
         return result
-
-
-@final
-class _Scores:
-    """The weights of a fused call, computed when they are asked for: softmax(q kᵀ · scale + mask)."""
-
-    def __init__(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> None:
-        self.q, self.k, self.mask, self.causal = q, k, mask, causal
-        self.scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-        self.shape = torch.Size((*q.shape[:3], k.shape[2]))
-
-    def rows(self, b: int, rows: Tensor, heads: list[int]) -> Tensor:
-        """(H, R, S) of some queries and heads of one row of the batch."""
-        rows = rows.to(self.q.device)
-        shared = self.shape[1] // self.k.shape[1]
-        q, k = self.q[b, heads][:, rows].float(), self.k[b, [h // shared for h in heads]].float()
-        scores = q @ k.mT * self.scale
-        if self.mask is not None:
-            mask = self.mask.expand(self.shape)[b, heads][:, rows]
-            scores = scores.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else scores + mask.float()
-        if self.causal:
-            keys = torch.arange(self.shape[-1], device=rows.device)
-            scores = scores.masked_fill(keys[None] > rows[:, None], -math.inf)
-        return scores.softmax(-1).nan_to_num(0.0)
 
 
 @final
@@ -261,6 +243,7 @@ def foreign(
                 m.name += f" ({same.index(sheet) + 1})" if len(same) > 1 else ""
             view = View(title or type(model).__name__, fitting([m for m, _ in found], left), list(labels), list(source))
             view.left_out, view.foreign = left, True
+            left.extend(something_else(dict.fromkeys(sees.other)))
             most = max(sheet.tokens for sheet in sees.sheets)
             if most > max(len(labels), len(source)):
                 said = f"the texts of some tokens: {len(labels)} for {most}"

@@ -4,18 +4,20 @@ A linear recurrence is a weighted sum over earlier tokens, so it has an attentio
 
     Mamba          α(t, s) = C_t · exp(A Σ_{s<r≤t} Δ_r) Δ_s B_s          one a channel
     Mamba-2        α(t, s) = C_t · B_s Δ_s Π_{s<r≤t} a_r                 one a head
-    gated delta    y_t = Σ_s α(t, s) v_s                                 one a head: the rule, asked about unit vectors
+    gated delta    y_t = Σ_s α(t, s) v_s                                 one a head
 
-The brick's own scan is given unit vectors in place of its values: what comes out at t of what went in at s is α(t, s).
-An LSTM is not linear: shown is ‖∂y_t/∂x_s‖, the influence of each input. Signs and lengths are left out: a row is |α|,
-divided by its sum; Mamba's row is the mean over its channels.
+Mamba-2 and the delta rule: the brick's own scan is differentiated, α(t, s) = ∂y_t/∂v_s; a row takes one channel of
+the values, so rows go side by side. Mamba, whose channels all decay otherwise: for keys s up to e ≤ t both factors of
+exp(A Σ_{e<r≤t} Δ_r) · exp(A Σ_{s<r≤e} Δ_r) are at most 1, and a chunk of keys is a matrix product.
+An LSTM is not linear: shown is the influence of each input (influence.py). Signs and lengths are left out: a row is
+|α|, divided by its sum; Mamba's row is the mean over its channels.
 Only the rows asked for are computed, in tiles: a long text needs no T × T numbers.
 Shapes: B batch, T tokens, R rows, D width, H heads, N states, I channels. Rows of a batch are taken one at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import torch
@@ -23,8 +25,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from brickformer.mask import Span
+from brickformer.look.influence import influence
 from brickformer.mixers.base import Mixer
+from brickformer.mixers.chunked import CHUNK
 from brickformer.mixers.delta import GatedDeltaMixer, gated_delta_rule, unit
 from brickformer.mixers.line import Line
 from brickformer.mixers.lstm import LSTMMixer
@@ -32,9 +35,10 @@ from brickformer.mixers.mamba import MambaMixer
 from brickformer.mixers.mamba2 import Mamba2Mixer, ssd
 from brickformer.mixers.recurrent import LinearRecurrence, convolve, wide
 
-NUMBERS: Final = 2**24
-"""Numbers held at once: 64 MB of float32."""
+NUMBERS: Final = 2**22
+"""Numbers of one tensor at most, but for what a mixer computes of a text anyway: 16 MB of float32."""
 
+Rows = Iterator[tuple[Int[Tensor, " r"], Float[Tensor, "H r T"]]]
 HasHidden = MambaMixer | Mamba2Mixer | GatedDeltaMixer
 
 
@@ -45,40 +49,38 @@ def hidden_attention(
     rows = torch.arange(x.shape[1], device=x.device) if rows is None else rows
     match mixer:
         case MambaMixer():
-            return torch.cat([torch.cat(list(_mamba(mixer, x, some))) for some in _tiles(mixer, x, rows)], 1)
+            out = torch.zeros(mixer.into.parts[0], len(rows), x.shape[1], dtype=wide(x), device=x.device)
+            for channels, who, keys, alpha in _mamba(mixer, x, rows):
+                out[channels, who, keys] = alpha
+            return out
         case Mamba2Mixer():
-            return _mamba2(mixer, x, rows)
+            return torch.cat([alpha for _, alpha in _mamba2(mixer, x, rows)], 1)
         case GatedDeltaMixer():
-            return _delta(mixer, x, rows)
+            return torch.cat([alpha for _, alpha in _delta(mixer, x, rows)], 1)
 
 
-def looked_at(mixer: Mixer, x: Float[Tensor, "1 T D"], rows: Int[Tensor, " R"]) -> Float[Tensor, "H R T"] | None:
-    """Rows that sum to 1, for a row of tokens without padding; None where nothing of the kind is known."""
+def looked_at(mixer: Mixer, x: Float[Tensor, "1 T D"], rows: Int[Tensor, " R"]) -> Rows:
+    """Some rows at a time, each of sum 1, for tokens without padding; nothing where nothing of the kind is known."""
+    parts: Rows
     match mixer:
         case MambaMixer():
-            alpha = torch.cat([_of_channels(_mamba(mixer, x, tile)) for tile in _tiles(mixer, x, rows)])[None]
-        case Mamba2Mixer() | GatedDeltaMixer():
-            alpha = hidden_attention(mixer, x, rows).abs()
+            parts = ((some, _of_channels(mixer, x, some)) for some in _tiles(rows, x.shape[1]))
+        case Mamba2Mixer():
+            parts = _mamba2(mixer, x, rows)
+        case GatedDeltaMixer():
+            parts = _delta(mixer, x, rows)
         case LSTMMixer():
-            alpha = influence(mixer, x, rows)[None]
+            parts = ((some, influence(mixer, x, some)[None]) for some in _tiles(rows, x.shape[1]))
         case _:
-            return None
-    return alpha / alpha.sum(-1, keepdim=True).clamp_min(torch.finfo(alpha.dtype).tiny)
+            return
+    for some, alpha in parts:
+        alpha = alpha.abs_()
+        yield some, alpha.div_(alpha.sum(-1, keepdim=True).clamp_min(torch.finfo(alpha.dtype).tiny))
 
 
-def influence(mixer: Mixer, x: Float[Tensor, "1 T D"], rows: Int[Tensor, " R"] | None = None) -> Float[Tensor, "R T"]:
-    """‖∂y_t/∂x_s‖ (Frobenius) of any mixer, estimated by 8 random directions of y; R backward passes of 8 rows."""
-    tokens, draws = x.shape[1], 8
-    asked = range(tokens) if rows is None else rows.tolist()
-    directions = torch.randn(draws, x.shape[2], generator=torch.Generator().manual_seed(0)).to(x)
-    with torch.enable_grad():
-        copies = x.detach().expand(draws, -1, -1).clone().requires_grad_()
-        y = mixer.forward(copies, Span(0, tokens))  # not mixer(...): who watches it must not be watched
-        out = []
-        for t in asked:
-            (g,) = torch.autograd.grad((y[:, t] * directions).sum(), copies, retain_graph=True)
-            out.append(g.square().sum(-1).mean(0).sqrt())
-    return torch.stack(out)
+def _tiles(rows: Tensor, numbers: int) -> tuple[Tensor, ...]:
+    """As many rows at a time as there is room for, when one needs so many numbers."""
+    return rows.split(max(1, NUMBERS // numbers))
 
 
 def _line(mixer: LinearRecurrence, x: Tensor) -> tuple[Line, Tensor]:
@@ -86,38 +88,47 @@ def _line(mixer: LinearRecurrence, x: Tensor) -> tuple[Line, Tensor]:
     return Line(x.shape[1]), x.new_zeros(1, *mixer.tail_size)
 
 
-def _tiles(mixer: MambaMixer, x: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
-    """As many rows at a time as one channel has room for."""
-    return rows.split(max(1, NUMBERS // (x.shape[1] * mixer.A_log.shape[1])))
+def _of_channels(mixer: MambaMixer, x: Tensor, rows: Tensor) -> Float[Tensor, "1 R T"]:
+    """Σ over channels of |α|."""
+    total = torch.zeros(len(rows), x.shape[1], dtype=wide(x), device=x.device)
+    for _, who, keys, alpha in _mamba(mixer, x, rows):
+        total[who, keys] += alpha.abs_().sum(0)
+    return total[None]
 
 
-def _of_channels(alpha: Iterator[Tensor]) -> Float[Tensor, "R T"]:
-    """Σ over channels of |α|; some at a time."""
-    total = next(alpha).abs().sum(0)
-    for some in alpha:
-        total += some.abs().sum(0)
-    return total
-
-
-def _mamba(mixer: MambaMixer, x: Tensor, rows: Tensor) -> Iterator[Float[Tensor, "I R T"]]:
-    """Some channels at a time."""
+def _mamba(mixer: MambaMixer, x: Tensor, rows: Tensor) -> Iterator[tuple[slice, Tensor, slice, Tensor]]:
+    """(channels, rows, keys, α): what is not met is 0."""
     line, tail = _line(mixer, x)
     u, _ = mixer.into(x).chunk(2, -1)
     u, _ = convolve(u, mixer.conv, line, tail)
     dt, b, c = (v[0] for v in mixer.selected(u))  # (T, I), 2 × (T, N)
-    a, b, c = -mixer.A_log.to(dt.dtype).exp(), b.to(dt.dtype), c.to(dt.dtype)  # (I, N), 2 × (T, N)
-    tokens, passed, c = len(dt), dt.cumsum(0), c[rows]
-    earlier = torch.arange(tokens, device=x.device) <= rows[:, None]
-    per = max(1, NUMBERS // (len(rows) * tokens * a.shape[1]))
-    for i in range(0, a.shape[0], per):
-        some = slice(i, i + per)
-        since = (passed[rows, None, some] - passed[None, :, some]).masked_fill(~earlier[..., None], 0.0)  # (R, T, I')
-        decay = (since[..., None] * a[some]).exp()  # (R, T, I', N)
-        alpha = torch.einsum("tsin,tn,sn->its", decay, c, b) * dt[:, some].t()[:, None, :]
-        yield alpha.masked_fill(~earlier, 0.0)
+    a, b, c = -mixer.A_log.to(dt.dtype).exp(), b.to(dt.dtype), c.to(dt.dtype)[rows]  # (I, N), (T, N), (R, N)
+    states, end = a.shape[1], int(rows.max()) + 1
+    per = max(1, NUMBERS // (len(rows) * max(CHUNK, states) + CHUNK * CHUNK * states))
+    for channels in map(slice, range(0, len(a), per), range(per, len(a) + per, per)):
+        decay, passed = a[channels], dt[:, channels].double().cumsum(0)  # (I', N), (T, I')
+        at = passed[rows]
+        for s in range(0, end, CHUNK):
+            keys = slice(s, min(s + CHUNK, end))
+            last = keys.stop - 1
+            there, wrote = passed[keys], dt[keys, channels].t()  # (S, I'), (I', S)
+            after, among = (rows >= last).nonzero()[:, 0], ((rows >= s) & (rows < last)).nonzero()[:, 0]
+            if len(after):
+                # (R, I', N): what is left at t of the end of the chunk; (S, I', N): at its end of what s wrote
+                asked = ((at[after] - passed[last]).to(dt.dtype)[..., None] * decay).exp_() * c[after, None]
+                written = ((passed[last] - there).to(dt.dtype)[..., None] * decay).exp_() * b[keys, None]
+                alpha = asked.transpose(0, 1) @ written.permute(1, 2, 0)  # (I', R, S)
+                yield channels, after, keys, alpha.mul_(wrote[:, None])
+            if len(among):
+                since = (at[among, None] - there).to(dt.dtype)  # (R', S, I'), below 0 where s is later
+                alpha = torch.einsum(
+                    "tsin,tn,sn->its", (since.clamp_min(0.0)[..., None] * decay).exp_(), c[among], b[keys]
+                )
+                later = torch.arange(s, keys.stop, device=x.device) > rows[among, None]
+                yield channels, among, keys, alpha.mul_(wrote[:, None]).masked_fill_(later, 0.0)
 
 
-def _mamba2(mixer: Mamba2Mixer, x: Tensor, rows: Tensor) -> Tensor:
+def _mamba2(mixer: Mamba2Mixer, x: Tensor, rows: Tensor) -> Rows:
     line, tail = _line(mixer, x)
     inner, _, shared, _, heads = mixer.into.parts
     _, mixed, dt = mixer.into(x).split([inner, inner + 2 * shared, heads], -1)
@@ -125,15 +136,16 @@ def _mamba2(mixer: Mamba2Mixer, x: Tensor, rows: Tensor) -> Tensor:
     mixed, dt = mixed.to(wide(x)), F.softplus(dt.to(wide(x)) + mixer.dt_bias.to(wide(x)))
     _, b, c = mixed.split([inner, shared, shared], -1)
     b, c = (v.unflatten(-1, (mixer.groups, -1)) for v in (b, c))
-    out = []
-    for ones in _unit_vectors(x, heads):
-        empty = ones.new_zeros(1, mixer.groups, heads // mixer.groups * ones.shape[-1], shared // mixer.groups)
-        y, _ = ssd(dt, ones, -mixer.A_log.to(wide(x)).exp(), b, c, empty)  # (1, T, H, S)
-        out.append(y[0, rows].transpose(0, 1))
-    return torch.cat(out, -1)
+    decay, grouped, states = -mixer.A_log.to(wide(x)).exp(), heads // mixer.groups, shared // mixer.groups
+
+    def scan(values: Tensor) -> Tensor:
+        empty = values.new_zeros(1, mixer.groups, grouped * values.shape[-1], states)
+        return ssd(dt, values, decay, b, c, empty)[0]
+
+    return _asked(scan, dt, rows, states)
 
 
-def _delta(mixer: GatedDeltaMixer, x: Tensor, rows: Tensor) -> Tensor:
+def _delta(mixer: GatedDeltaMixer, x: Tensor, rows: Tensor) -> Rows:
     line, tail = _line(mixer, x)
     keys, _, values, _, heads, _ = mixer.into.parts
     mixed, _, beta, dt = mixer.into(x).split([2 * keys + values, values, heads, heads], -1)
@@ -142,17 +154,22 @@ def _delta(mixer: GatedDeltaMixer, x: Tensor, rows: Tensor) -> Tensor:
     log_a = -mixer.A_log.to(wide(x)).exp() * F.softplus(dt + mixer.dt_bias.to(wide(x)))
     q, k, _ = mixed.split([keys, keys, values], -1)
     q, k = (unit(w.unflatten(-1, (-1, mixer.width))) for w in (q, k))
-    out = []
-    for ones in _unit_vectors(x, heads):
-        empty = ones.new_zeros(1, heads, mixer.width, ones.shape[-1])
-        y, _ = gated_delta_rule(q, k, ones, log_a, beta.sigmoid(), empty)
-        out.append(y[0, rows].transpose(0, 1))
-    return torch.cat(out, -1)
+
+    def rule(values: Tensor) -> Tensor:
+        empty = values.new_zeros(1, heads, mixer.width, values.shape[-1])
+        return gated_delta_rule(q, k, values, log_a, beta.sigmoid(), empty)[0]
+
+    return _asked(rule, log_a, rows, mixer.width)
 
 
-def _unit_vectors(x: Tensor, heads: int) -> Iterator[Float[Tensor, "1 T H S"]]:
-    """Token s writes 1 into channel s: some tokens at a time."""
-    tokens = torch.arange(x.shape[1], device=x.device)
-    for some in tokens.split(max(1, NUMBERS // (len(tokens) * heads))):
-        ones = (tokens[:, None] == some).to(wide(x))
-        yield ones[None, :, None].expand(1, -1, heads, -1).contiguous()
+def _asked(scan: Callable[[Tensor], Tensor], like: Float[Tensor, "1 T H"], rows: Tensor, states: int) -> Rows:
+    """∂ scan(v)_t / ∂ v for the rows t: of values v (1, T, H, r), channel i is asked at rows[i] alone."""
+    one = 4 * like[0].numel() * (1 + states // CHUNK)  # of a channel and its memory at each chunk, and their copies
+    for some in _tiles(rows, one):
+        with torch.enable_grad():
+            values = like.new_zeros(*like.shape, len(some)).requires_grad_()
+            y = scan(values)
+        asked = torch.zeros_like(y)
+        asked[0, some, :, torch.arange(len(some), device=some.device)] = 1.0
+        (alpha,) = torch.autograd.grad(y, values, asked)
+        yield some, alpha[0].permute(1, 2, 0).contiguous()

@@ -20,8 +20,8 @@ from brickformer.errors import DataError, nearest
 from brickformer.look.stats import HeadStats, alike, means, row_stats
 from brickformer.mask import EMPTY, Span
 
-TILE: Final = 2**22
-"""Scores computed at once: 16 MB of float32."""
+TILE: Final = 2**20
+"""Scores computed at once: 4 MB of float32, and several such on the way from scores to statistics."""
 
 MOST: Final = 384
 """Tokens shown at most: more are neither seen nor read by anyone."""

@@ -77,9 +77,15 @@ if (DATA.live && location.protocol.startsWith("http")) {
       if (!answer.ok) throw new Error(answer.statusText);
       const fresh = await answer.json(), changed = fresh.stamp !== DATA.stamp || state.lost;
       state.lost = false;
-      if (changed) { Object.assign(DATA, fresh); draw(); }
+      if (changed) {
+        const before = DATA.about[state.lang];
+        Object.assign(DATA, fresh);
+        draw();
+        // read aloud is that it has ended or stands still, not each number
+        if (fresh.about[state.lang].includes(" · ") && fresh.about[state.lang] !== before) say(fresh.about[state.lang]);
+      }
     } catch {  // nobody serves it, or the run is gone: said, and asked again
-      if (!state.lost) { state.lost = true; draw(); }
+      if (!state.lost) { state.lost = true; draw(); say(t("stopped")); }
     }
     setTimeout(ask, 2000);
   };

@@ -139,12 +139,11 @@ class Watch:
             rows = sheet.wants(pos[real]).nonzero()[:, 0]
             if not len(rows):
                 return
-            with torch.no_grad(), torch.inference_mode(False):
-                weights = looked_at(mixer, x[b, None, real].clone(), rows.clone())
-            if weights is None:
-                return
-            pos, weights = pos[real].cpu(), weights.detach().float().cpu()[sheet.heads(path, len(weights))]
-            sheet.add(weights, pos[rows.cpu()], pos, int(pos.max()) + 1)
+            pos = pos[real].cpu()
+            with torch.inference_mode(False), torch.no_grad():  # in this order: leaving inference turns gradients on
+                for some, weights in looked_at(mixer, x[b, None, real].clone(), rows.clone()):
+                    found = weights.float().cpu()[sheet.heads(path, len(weights))]
+                    sheet.add(found, pos[some.cpu()], pos, int(pos.max()) + 1)
 
         return hook
 

@@ -6,8 +6,10 @@ Shapes: B batch, H heads, N tokens, T queries, S keys, K head width.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, Self, final
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final, Self, final
 
 import torch
 from jaxtyping import Float
@@ -27,6 +29,29 @@ class Position(nn.Module, ABC):
     def bias(self, q: Span, k: Span, device: torch.device) -> Float[Tensor, "#B H T S"] | None:
         """What to add to the scores of queries at `q` and keys at `k`; None adds nothing."""
         return None
+
+
+_MADE: Final[ContextVar[dict[Hashable, Position] | None]] = ContextVar("made", default=None)
+
+
+@contextmanager
+def one_stack() -> Iterator[None]:
+    """While the layers of one stack are built: what is `shared` among them is made once."""
+    before = _MADE.set({})
+    try:
+        yield
+    finally:
+        _MADE.reset(before)
+
+
+def shared(key: Hashable, make: Callable[[], Position]) -> Position:
+    """The module that this stack has for `key`; outside of a stack a new one."""
+    made = _MADE.get()
+    if made is None:
+        return make()
+    if key not in made:
+        made[key] = make()
+    return made[key]
 
 
 class Computed(nn.Module, ABC):

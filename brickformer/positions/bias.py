@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from brickformer.mask import EMPTY, Span
-from brickformer.positions.base import Computed, Position, PositionSpec
+from brickformer.positions.base import Computed, Position, PositionSpec, shared
 from brickformer.spec import spec
 
 
@@ -60,10 +60,14 @@ def alibi_slopes(heads: int) -> list[float]:
 
 @spec("t5bias")
 class T5Bias(PositionSpec):
-    """A learned bias per distance bucket (arXiv 1910.10683): exact up close, logarithmic further out."""
+    """A learned bias per distance bucket (arXiv 1910.10683): exact up close, logarithmic further out.
+
+    shared: one table for all layers of a stack, as T5 has, instead of one a layer.
+    """
 
     buckets: int = 32
     max_distance: int = 128
+    shared: bool = False
 
     def check(self) -> None:
         """Enough buckets for both directions."""
@@ -74,7 +78,11 @@ class T5Bias(PositionSpec):
 
     def build(self, heads: int, width: int, causal: bool) -> Position:
         """The module."""
-        return T5BiasPosition(heads, self.buckets, self.max_distance, causal=causal)
+
+        def make() -> Position:
+            return T5BiasPosition(heads, self.buckets, self.max_distance, causal=causal)
+
+        return shared((self, heads, causal), make) if self.shared else make()
 
 
 @final

@@ -72,7 +72,9 @@ def export_gguf(trained: Trained, path: Path, kind: Kind = "f16", *, tokenizer: 
         raise SpecError(f"gguf: as a {family.model_type} it has no family of llama.cpp's: {', '.join(ARCHITECTURES)}.")
     vocab = model.spec.vocab
     eos = files.ends[0] if files.ends else None
-    words = vocabulary(texts.get("tokenizer.json") if tokenizer else None, vocab, bos=files.bos, eos=eos)
+    text = texts.get("tokenizer.json") if tokenizer else None
+    assert not isinstance(text, bytes)
+    words = vocabulary(text, vocab, bos=files.bos, eos=eos)
     found: list[tuple[float, float | None]] = []
     written = write_gguf(
         path,

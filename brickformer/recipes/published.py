@@ -10,13 +10,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from brickformer import hf
-from brickformer.errors import RunError
+from brickformer.errors import DataError, RunError
 from brickformer.files import read_text
 from brickformer.hf.load import Checkpoint
 from brickformer.hf.tokenizer import TokenizerFiles, plain_tokenizer, read_tokenizer
@@ -25,7 +26,16 @@ from brickformer.models import AnyModel, EncoderDecoderModel
 from brickformer.recipes.run import Run
 from brickformer.recipes.standard import advising
 from brickformer.recipes.trained import Trained
-from brickformer.tasks import CharTokenizer, Imported, PretrainedTokenizer, Text, Tokenizer, WordTokenizer
+from brickformer.tasks import (
+    CharTokenizer,
+    Imported,
+    PiecesTokenizer,
+    PretrainedTokenizer,
+    Text,
+    Tokenizer,
+    WordTokenizer,
+)
+from brickformer.tasks.pieces import Side
 from brickformer.tasks.tokenizer import PAD
 from brickformer.train import RunFolder
 
@@ -43,13 +53,17 @@ def load(path: Path | str, *, dtype: torch.dtype | None = None) -> Trained:
     """
     folder = _found(path)
     checkpoint = hf.load(folder, dtype=dtype)
-    target = _tokenizer(checkpoint, folder)
-    source = target if isinstance(checkpoint.model, EncoderDecoderModel) else None
-    if source is not None and (folder / TARGET).is_dir():
-        target = _tokenizer(checkpoint, folder / TARGET)
+    model, files = checkpoint.model, read_tokenizer(folder, checkpoint.config)
+    source, start = None, None
+    if isinstance(model, EncoderDecoderModel):
+        aside = read_tokenizer(folder / TARGET, checkpoint.config) if (folder / TARGET).is_dir() else files
+        source, target = _tokenizer(checkpoint, files, "source"), _tokenizer(checkpoint, aside, "target")
+        start = files.start
+    else:
+        target = _tokenizer(checkpoint, files)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).expanduser().resolve().name).strip(".-") or "imported"
-    run = Run(task=Imported(str(path)), model=checkpoint.model.spec, name=name)
-    return Trained(run, checkpoint.model, source, target)
+    run = Run(task=Imported(str(path), start), model=model.spec, name=name)
+    return Trained(run, model, source, target)
 
 
 def _found(path: Path | str) -> Path:
@@ -73,14 +87,20 @@ def _found(path: Path | str) -> Path:
         raise RunError(f"{path}: no such folder, and the hub does not give it: {reason}") from None
 
 
-def _tokenizer(checkpoint: Checkpoint, folder: Path) -> Tokenizer:
-    files = read_tokenizer(folder, checkpoint.config)
-    if files is None:
+def _tokenizer(checkpoint: Checkpoint, files: TokenizerFiles, side: Side | None = None) -> Tokenizer:
+    """side: of an encoder-decoder. Without files, ids that are written out."""
+    if not files.files:
         spec: Any = checkpoint.model.spec
-        vocab = spec.decoder.vocab if isinstance(checkpoint.model, EncoderDecoderModel) else spec.vocab
+        vocab = spec.vocab if side is None else (spec.encoder if side == "source" else spec.decoder).vocab
         return WordTokenizer(map(str, range(vocab)), specials=False)
     kept = {**files.files, CONFIG: read_text(checkpoint.path / CONFIG)}
-    return PretrainedTokenizer(kept, bos=files.bos, ends=files.ends)
+    if files.of_pieces:
+        if side is None:
+            raise DataError(
+                f"{checkpoint.path}: source.spm is of two languages, and the model has one side. Remove it."
+            )
+        return PiecesTokenizer(kept, side=side, ends=files.ends)
+    return PretrainedTokenizer(kept, bos=files.bos, ends=files.ends, whole=side == "target")
 
 
 def save(
@@ -99,26 +119,25 @@ def save(
         return hf.save(model.model, path, like=like, extra=extra, files=texts, family=family)
 
 
-def exported(trained: Trained) -> tuple[dict[str, str], dict[str, Any] | None]:
+def exported(trained: Trained) -> tuple[dict[str, str | bytes], dict[str, Any] | None]:
     """(the files of its tokenizers, by name; the configuration it came with, if any).
 
     The one that reads a source is the folder's own; what writes another vocabulary has a folder `target` in it.
     """
-    texts = dict(files_of(trained.source or trained.target).files)
-    like = json.loads(texts.pop(CONFIG)) if CONFIG in texts else None
-    if trained.source is not None and trained.source != trained.target:
-        texts |= {f"{TARGET}/{name}": text for name, text in files_of(trained.target).files.items() if name != CONFIG}
-    return texts, like
+    own = dict(files_of(trained.source or trained.target).files)
+    kept = own.pop(CONFIG, None)
+    other = {name: text for name, text in files_of(trained.target).files.items() if name != CONFIG}
+    aside = {} if trained.source is None or own == other else {f"{TARGET}/{name}": other[name] for name in other}
+    return own | aside, None if kept is None else json.loads(kept)
 
 
 def ids(trained: Trained) -> dict[str, int | None]:
     """The ids at which a text begins, ends, and is filled up."""
-    files, pairs = files_of(trained.target), trained.source is not None
+    target, files, pairs = trained.target, files_of(trained.target), trained.source is not None
     found = {"bos_token_id": files.bos, "eos_token_id": files.ends[0] if files.ends else None}
-    if isinstance(trained.target, PretrainedTokenizer):
-        return found
-    found["pad_token_id"] = PAD if trained.target.specials else None
-    return found | ({"decoder_start_token_id": files.bos} if pairs else {})
+    if not isinstance(target, PretrainedTokenizer | PiecesTokenizer):
+        found["pad_token_id"] = PAD if target.specials else None
+    return found | ({"decoder_start_token_id": trained.start[0]} if pairs and trained.start else {})
 
 
 def lengths(trained: Trained) -> dict[str, int]:
@@ -136,7 +155,7 @@ def _lengths(max_len: int | None) -> dict[str, int]:
 def files_of(tokenizer: Tokenizer) -> TokenizerFiles:
     """A tokenizer as files that others read."""
     match tokenizer:
-        case PretrainedTokenizer():
+        case PretrainedTokenizer() | PiecesTokenizer():
             return TokenizerFiles(tokenizer.files, tokenizer.bos, tokenizer.ends)
         case CharTokenizer() | WordTokenizer():
             words = isinstance(tokenizer, WordTokenizer)
@@ -152,5 +171,9 @@ def imported(trained: Trained, root: Path, name: str | None = None) -> RunFolder
     folder = RunFolder.create(
         root, run.name, spec=run.model.to_dict(), run={"run": run.to_dict()}, tokenizer=tokenizers
     )
-    folder.save_weights(trained.model.state_dict(), 0)
+    try:
+        folder.save_weights(trained.model.state_dict(), 0)
+    except BaseException:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
     return folder

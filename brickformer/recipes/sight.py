@@ -38,9 +38,9 @@ def sight(
     if trained.source is None:
         given, read, title = target.encode(text), None, text
     else:
-        if target.bos is None:
+        if not trained.start:
             raise DataError("look: the target has no token to begin with. Train with a tokenizer that has special ids.")
-        given, read, title = [target.bos], trained.source.encode(text), f"{text} → {result.text}"
+        given, read, title = list(trained.start), trained.source.encode(text), f"{text} → {result.text}"
     ids = [*given, *result.tokens[:-1]]  # the last token is written, and never read
     view = attention(
         model,

@@ -31,7 +31,7 @@ from brickformer.recipes.run import Run
 from brickformer.recipes.weighted import plain_spec, weighted
 from brickformer.spec import read
 from brickformer.state import CacheType
-from brickformer.tasks import Tokenizer, load_tokenizers
+from brickformer.tasks import Imported, Tokenizer, load_tokenizers
 from brickformer.train import RunFolder
 
 
@@ -61,6 +61,13 @@ class Trained:
     def writes_text(self) -> bool:
         """Whether it goes on with its prompts (a language model); else it answers them."""
         return self.source is None
+
+    @property
+    def start(self) -> tuple[int, ...]:
+        """What a target begins with, where there is one: the token it was imported with, else the one of its texts."""
+        told = self.run.task.start if isinstance(self.run.task, Imported) else None
+        first = self.target.bos if told is None else told
+        return () if self.writes_text or first is None else (first,)
 
     @property
     def sampling(self) -> Sampling:
@@ -104,7 +111,8 @@ class Trained:
                 if len(pair) != 2:
                     raise DataError(f"{len(pair)} columns; expected SOURCE TAB TARGET.")
                 eos = [] if self.target.eos is None else [self.target.eos]
-                ready.append((made, pair[0], [*self.target.encode(pair[1]), *eos]))
+                ids = self.target.encode(pair[1])
+                ready.append((made, pair[0], ids if eos == ids[-1:] else ids + eos))  # some tokenizers add the end
             except BrickError as e:
                 made.error = e
         found = score(self.writer, [source for _, source, _ in ready], [target for _, _, target in ready])
@@ -119,13 +127,11 @@ class Trained:
 
     def write(self, *, compiled: bool = False, cache: CacheType = "float", packed: bool = False) -> Writer:
         """The same with a compiled step, a smaller cache, or weights packed for one item at a time."""
-        bos = self.target.bos
-        start = () if self.writes_text or bos is None else (bos,)
         return Writer(
             self.model,
             tokenizer=self.target,
             source_tokenizer=self.source,
-            start=start,
+            start=self.start,
             compiled=compiled,
             cache=cache,
             packed=packed,

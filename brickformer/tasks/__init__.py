@@ -4,6 +4,7 @@ from brickformer.tasks.batch import IGNORE, Batch, pad
 from brickformer.tasks.files import read_lines, read_pieces, read_stream
 from brickformer.tasks.imported import Imported
 from brickformer.tasks.pairs import Pairs
+from brickformer.tasks.pieces import PiecesTokenizer
 from brickformer.tasks.pretrained import PretrainedTokenizer
 from brickformer.tasks.reverse import Copy, Reverse, Sort
 from brickformer.tasks.seq2seq import Seq2SeqData
@@ -31,6 +32,7 @@ __all__ = [
     "Copy",
     "Data",
     "Pairs",
+    "PiecesTokenizer",
     "PretrainedTokenizer",
     "Reverse",
     "Seq2SeqData",

@@ -11,9 +11,10 @@ from brickformer.tasks.task import Task
 
 @spec("imported")
 class Imported(Task):
-    """Learnt elsewhere. source: where it came from."""
+    """Learnt elsewhere. source: where it came from. start: the id that a target begins with, of an encoder-decoder."""
 
     source: str = ""
+    start: int | None = None
 
     def prepare(self, seed: int) -> NoReturn:
         """Errors: DataError, always: there is no data."""

@@ -3,20 +3,21 @@
     encode : text -> ids, with the special tokens that its template puts around a text
     decode : ids -> text, special tokens left out; after a special one a text begins, else it goes on
 
-The last line is about a space. Many vocabularies write a word with the space before it, and a decoder then drops the
-one at the beginning of a text. A continuation must keep it, or it would stick to its prompt. So ids that open with a
-special token are decoded as a text, others as its continuation.
+There is one question, about a space. Many vocabularies write a word with the space before it, and a decoder then drops
+the one at the beginning of a text. A continuation must keep it, or it would stick to its prompt. So ids that open with
+a special token are decoded as a text, others as its continuation; the answers of an encoder-decoder go on with nothing.
 The files are kept word for word, so that they can be given back.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from operator import index
 from typing import Any, Final, final
 
 from brickformer.errors import DataError
+from brickformer.tasks.carried import Files, ends_of, packed, unpacked
 from brickformer.tasks.tokenizer import Tokenizer
 
 MAIN: Final = "tokenizer.json"
@@ -26,11 +27,11 @@ MAIN: Final = "tokenizer.json"
 class PretrainedTokenizer(Tokenizer, kind="pretrained", unit="token"):
     """A tokenizer of the `tokenizers` package. files: its files by name, word for word; one is tokenizer.json.
 
-    bos: the id that opens a text. ends: the ids at which an answer ends.
+    bos: the id that opens a text. ends: the ids at which an answer ends. whole: what it decodes is always a text.
     Errors: DataError: the package is not installed, the file cannot be read.
     """
 
-    def __init__(self, files: Mapping[str, str], *, bos: int | None = None, ends: Iterable[int] = ()) -> None:
+    def __init__(self, files: Files, *, bos: int | None = None, ends: Iterable[int] = (), whole: bool = False) -> None:
         try:
             import tokenizers
         except ImportError:
@@ -39,7 +40,8 @@ class PretrainedTokenizer(Tokenizer, kind="pretrained", unit="token"):
             ) from None
         self.files: Final = dict(files)
         try:
-            self._inner: Any = tokenizers.Tokenizer.from_str(self.files[MAIN])
+            main = str(self.files[MAIN])
+            self._inner: Any = tokenizers.Tokenizer.from_str(main)
         except KeyError:
             raise DataError(f"pretrained tokenizer: got no {MAIN}, expected one among its files.") from None
         except Exception as e:  # whatever the package raises
@@ -50,9 +52,9 @@ class PretrainedTokenizer(Tokenizer, kind="pretrained", unit="token"):
         count = int(self._inner.get_vocab_size(with_added_tokens=True))
         words = {int(i): word for word, i in self._inner.get_vocab(with_added_tokens=True).items()}
         super().__init__((words.get(i, f"<nothing {i}>") for i in range(max(words, default=-1) + 1)), specials=False)
-        added = json.loads(self.files[MAIN]).get("added_tokens") or []
+        added = json.loads(main).get("added_tokens") or []
         self._special = frozenset(int(token["id"]) for token in added if token.get("special"))
-        self._bos, self._ends = bos, tuple(ends)
+        self._bos, self._ends, self._whole = bos, tuple(ends), whole
         self._anchor: list[int] = next((i for i in ([j] for j in range(count)) if self._text(i).strip()), [])
 
     @property
@@ -84,7 +86,7 @@ class PretrainedTokenizer(Tokenizer, kind="pretrained", unit="token"):
         for i in listed:
             self.token(i)
         plain = [i for i in listed if i not in self._special]
-        if not plain or (listed and listed[0] in self._special):
+        if not plain or self._whole or listed[0] in self._special:
             return self._text(plain)
         before = self._text(self._anchor)
         return self._text([*self._anchor, *plain])[len(before) :]
@@ -105,21 +107,20 @@ class PretrainedTokenizer(Tokenizer, kind="pretrained", unit="token"):
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that `from_json` reads back to an equal tokenizer."""
-        return {"kind": self.kind, "bos": self._bos, "ends": list(self._ends), "files": self.files}
+        whole = {"whole": True} if self._whole else {}
+        return {"kind": self.kind, "bos": self._bos, "ends": list(self._ends), **whole, **packed(self.files)}
 
     @classmethod
     def _of_json(cls, data: dict[str, Any], where: str) -> Tokenizer:
-        bos, ends, files = data.get("bos"), data.get("ends"), data.get("files")
-        extra = set(data) - {"kind", "bos", "ends", "files"}
+        bos, whole = data.get("bos"), data.get("whole", False)
+        extra = set(data) - {"kind", "bos", "ends", "whole", "files", "bytes"}
         if extra:
             raise DataError(f"{where}.{min(extra)}: a pretrained tokenizer has no such field.")
         if bos is not None and type(bos) is not int:
             raise DataError(f"{where}.bos: got {bos!r}, expected an id or null.")
-        if not isinstance(ends, list) or not all(type(i) is int for i in ends):
-            raise DataError(f"{where}.ends: got {ends!r}, expected a list of ids.")
-        if not isinstance(files, dict) or not all(isinstance(text, str) for text in files.values()):
-            raise DataError(f"{where}.files: expected an object of texts by name.")
-        return cls(files, bos=bos, ends=ends)
+        if type(whole) is not bool:
+            raise DataError(f"{where}.whole: got {whole!r}, expected true or false.")
+        return cls(unpacked(data, where), bos=bos, ends=ends_of(data, where), whole=whole)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PretrainedTokenizer) and self.to_json() == other.to_json()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import struct
@@ -203,6 +204,16 @@ def test_the_live_page_outlives_a_browser_that_hangs_up_and_a_run_that_is_gone(
                     s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
                     s.sendall(f"GET / HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
             data = f"http://127.0.0.1:{port}/data.json"
+            metrics = run / "metrics.jsonl"
+            whole = metrics.read_bytes()
+            early = json.dumps({**json.loads(whole.splitlines()[0]), "step": 1})
+            metrics.write_text(early + '\n{"step": 3, "lo')  # killed while it wrote
+            os.utime(metrics, (1.0, 1.0))
+            with urllib.request.urlopen(data) as answer:
+                assert json.loads(answer.read())["about"]["en"].startswith("step 1 of 3 · nothing new for ")
+            metrics.write_bytes(whole)
+            with urllib.request.urlopen(data) as answer:
+                assert json.loads(answer.read())["about"]["en"] == "step 3 of 3 · finished"
             run.rename(aside)
             with pytest.raises(urllib.error.HTTPError) as e:
                 urllib.request.urlopen(data)

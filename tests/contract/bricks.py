@@ -143,6 +143,7 @@ POSITIONS: Mapping[str, Callable[[], PositionSpec | None]] = {
     "rope_llama3": lambda: Rope(theta=20.0, scaling=Llama3(factor=4.0, original=16)),
     "alibi": Alibi,
     "t5bias": lambda: T5Bias(buckets=8, max_distance=16),
+    "t5bias_shared": lambda: T5Bias(buckets=8, max_distance=16, shared=True),
 }
 
 ABSOLUTE: Mapping[str, Callable[[], AbsolutePositionSpec | None]] = {

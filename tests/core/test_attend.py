@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from brickformer.attend import Attend, Backend, attention_weights
 from brickformer.errors import SpecError
@@ -297,6 +298,34 @@ def test_a_short_window_in_blocks_is_the_whole(causal: bool, window: int, tokens
     for expected, *ways in zip(*results, strict=True):
         for got in ways:
             torch.testing.assert_close(got, expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("value", [3, 9])
+def test_values_of_another_width_need_no_map_of_all_by_all(value: int) -> None:
+    tokens, groups = 200, 2
+    q, k, v = (torch.randn(B, h, tokens, w) for h, w in ((H, K), (groups, K), (groups, value)))
+    for given in (q, k, v):
+        given.requires_grad_()
+    outs, at = [], Span(0, tokens)
+    for backend in ("reference", "sdpa"):
+        with _Largest() as largest:
+            out = Attend(CAUSAL, backend=backend)(q, k, v, at, at)  # type: ignore[arg-type]
+        outs.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
+    assert largest.numbers < H * tokens * tokens / 8
+    for a, b in zip(*outs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+class _Largest(TorchDispatchMode):
+    """How many numbers the largest tensor has that is made meanwhile, of one row of the batch."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, tuple | list) else (out,):
+            self.numbers = max(self.numbers, x.numel() // B if isinstance(x, Tensor) else 0)
+        return out
 
 
 def test_what_a_kernel_cannot_do_is_refused() -> None:

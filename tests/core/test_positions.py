@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from brickformer.errors import BrickError, SpecError
+from brickformer.layers import Layer, Stack
 from brickformer.mask import EMPTY, Span
+from brickformer.mixers.attention import Attention
+from brickformer.norms import RMSNorm
 from brickformer.positions import Alibi, Dynamic, Learned, PositionSpec, Rope, Sinusoid, T5Bias
 from brickformer.positions.absolute import sinusoid
 from brickformer.positions.bias import T5BiasPosition, alibi_slopes
@@ -174,6 +177,39 @@ def test_sinusoid_is_the_formula_of_2017() -> None:
         angle = p / 10_000 ** (2 * i / 8)
         assert table[p, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-6)
         assert table[p, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-6)
+
+
+def test_a_shared_table_is_one_for_each_stack() -> None:
+    """One parameter, as T5 has it: every layer's gradient comes to it; two stacks have two, and so have two sizes."""
+
+    def built(*heads: int, shared: bool) -> Stack:
+        bias = T5Bias(buckets=8, max_distance=20, shared=shared)
+        return Stack.of([Layer(Attention(h, position=bias), norm=RMSNorm()) for h in heads], 8)
+
+    stack = built(2, 2, 2, shared=True)
+    tables = [p for name, p in stack.named_parameters() if "table" in name]
+    assert len(tables) == 1 and len(built(2, 2, shared=False).state_dict()) == len(
+        built(2, 2, shared=True).state_dict()
+    )
+    assert len({name.split(".")[1] for name in stack.state_dict() if "table" in name}) == 3
+    assert sum("table" in name for name, _ in built(2, 4, 2, shared=True).named_parameters()) == 2
+    assert sum("table" in name for name, _ in built(2, 2, shared=False).named_parameters()) == 2
+    other = built(2, 2, 2, shared=True)
+    assert not {p.data_ptr() for p in other.parameters()} & {p.data_ptr() for p in stack.parameters()}
+    x = torch.randn(1, 5, 8)
+    with torch.no_grad():
+        tables[0].normal_()
+    (stack(x, Span(0, 5)) * x).sum().backward()
+    whole = tables[0].grad
+    assert whole is not None
+    parts = torch.zeros_like(whole)
+    for i in range(3):  # the share of each layer: the others read a table that learns nothing
+        again = built(2, 2, 2, shared=False)
+        again.load_state_dict(stack.state_dict())
+        (again(x, Span(0, 5)) * x).sum().backward()
+        grad = again.layers[i].mixer.position.table.weight.grad  # type: ignore[union-attr]
+        parts += grad
+    assert torch.allclose(whole, parts, atol=1e-6) and parts.abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("spec", [Sinusoid(max_len=9), Learned(max_len=9)], ids=["sinusoid", "learned"])

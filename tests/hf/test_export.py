@@ -27,7 +27,7 @@ from brickformer.mixers.mamba import Mamba
 from brickformer.mixers.mamba2 import Mamba2
 from brickformer.models import Decoder, DecoderModel
 from brickformer.norms import OffsetRMSNorm, RMSNorm
-from brickformer.presets import gpt2, llama, vaswani
+from brickformer.presets import bert, gpt2, llama, vaswani
 from brickformer.recipes import Trained
 from brickformer.recipes.standard import STANDARD
 from brickformer.tasks import CharTokenizer, WordTokenizer
@@ -161,6 +161,17 @@ def test_the_nearest_family_is_of_the_same_bricks() -> None:
         hf.fit(small("gpt2").but(**{"layers.*.mixer.bias": False}), "gpt2")
 
 
+def test_the_presets_that_are_published_models_are_these(tmp_path: Path) -> None:
+    """By their names alone; the Transformer of 2017 is nobody's, and the error says what is in the way."""
+    sizes: dict[str, Any] = {"vocab": 13, "dim": 16, "depth": 2, "heads": 4}
+    for make in (gpt2, llama, bert):
+        assert hf.fit(make(**sizes)).family.model_type == make.__name__
+    saved = hf.save(shaken(bert(**sizes, max_len=20)), tmp_path / "out")  # transformers reads it too
+    assert saved.family.model_type == "bert" and saved.check.theirs is not None
+    with pytest.raises(FamilyError, match=r"encoder\.layers\.0\.mixer\.bias: got False.*nearest is marian, with True"):
+        hf.fit(vaswani(**sizes))
+
+
 def test_a_model_without_segments_is_none_that_has_them() -> None:
     """A table of segments is no number that could be left out: only the family without one fits."""
     sizes = {"vocab_size": 13, "dim": 16, "hidden_dim": 24, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 32}
@@ -197,13 +208,50 @@ def test_flips_that_fit_compute_the_same(name: str, tmp_path: Path) -> None:
 
 
 def test_what_their_library_cannot_hold_is_refused(tmp_path: Path) -> None:
-    """By their own check of a configuration, as one line; or before, with the field that is in the way."""
-    with pytest.raises(RunError, match=r"transformers does not read it: .*not a multiple"):
-        hf.save(shaken(small("llama").but(dim=17, **{"layers.*.mixer.head_dim": 4})), tmp_path / "out")
+    """Before it is written, with the field that is in the way; what only their check finds is one line."""
+    odd = small("llama").but(dim=17, **{"layers.*.mixer.head_dim": 4})
+    assert hf.fit(odd).family.model_type == "mistral", "no check of theirs there"
+    with pytest.raises(FamilyError, match="dim: got 17, which no llama has there. The nearest is llama, with 16"):
+        hf.fit(odd, "llama")
+    config = hf.fit(small("llama")).config | {"hidden_size": 17}
+    with pytest.raises(SpecError, match="hidden_size: got 17, expected a multiple of num_attention_heads=4"):
+        hf.FAMILIES["llama"].spec(config)
+    with pytest.raises(RunError, match=r"transformers does not read it: .*max_position_embeddings.*expected int"):
+        hf.save(shaken(small("llama")), tmp_path / "out", extra={"max_position_embeddings": "x"})
     assert not list(tmp_path.iterdir())
     for mixer, field, got in ((Mamba(inner=40), "inner", 40), (Mamba2(heads=5, head_dim=8), "heads", 5)):
         with pytest.raises(FamilyError, match=rf"layers\.0\.mixer\.{field}: got {got}, which no {mixer.kind} has"):
             hf.fit(Decoder(13, 16, (Layer(mixer, norm=RMSNorm(1e-5)),)), mixer.kind)
+
+
+AT_ONCE: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a table for every layer": (
+        "t5",
+        {"encoder.layers.*.mixer.position.shared": False},
+        r"encoder\.layers\.0\.mixer\.position\.shared: got False, .*nearest is t5, with True",
+    ),
+    "a table for one": (
+        "t5",
+        {"encoder.layers.1.mixer.position.shared": False},
+        r"encoder\.layers\.1\.mixer\.position\.shared: got False",
+    ),
+    "a scale that is no root": ("gemma2", {"layers.*.mixer.scale": 1.25}, r"mixer\.scale: got 1\.25, .*, with 1\.0"),
+    "half a head": ("gemma2", {"dim": 17}, r"dim: got 17, .*nearest is gemma2, with 16"),
+    "nothing but padding": ("roberta", {"vocab": 1}, "position"),
+}
+
+
+@pytest.mark.parametrize("what", AT_ONCE)
+def test_what_cannot_be_written_is_said_at_once(what: str) -> None:
+    """Not when it is written: by the brick, and with a spec that would fit."""
+    from hf.test_fields import BASE, written
+
+    family, flip, says = AT_ONCE[what]
+    spec = hf.FAMILIES[family].spec(written(BASE[family]))
+    assert hf.fit(spec).family.model_type == family
+    with pytest.raises(FamilyError, match=says):
+        hf.fit(spec.but(**flip))
+    assert not nearest(nearest(spec.but(**flip)).spec).apart
 
 
 # ---- what was written is compared -----------------------------------------------------------------------------------
@@ -247,32 +295,32 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "link", "out"]
 
 
-@pytest.mark.parametrize("form", ["hf", "gguf"])
-def test_a_disk_that_is_full(form: str, tmp_path: Path) -> None:
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
     """Each of the packages that write says it in its own way; a limit of the size of a file stands for the disk."""
-    code = f"""
-import resource, sys
-from pathlib import Path
+    code = """
+import resource
 from brickformer import hf
+from brickformer.cli import main
 from brickformer.presets import llama
-from brickformer.recipes.gguf import export_gguf
-from brickformer.recipes import Run, Trained
-from brickformer.tasks import Imported, WordTokenizer
-spec = llama(vocab=13, dim=64, depth=1, heads=4, hidden=900)
-model, words = spec.build().eval(), WordTokenizer(map(str, range(13)), specials=False)
+hf.save(llama(vocab=13, dim=64, depth=1, heads=4, hidden=900).build().eval(), "in")
+main(["import", "in", "--name", "run"])
 resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
-try:
-    if {form!r} == "hf":
-        hf.save(model, "out")
-    else:
-        export_gguf(Trained(Run(Imported("x"), spec), model, None, words), Path("out"), "f32", tokenizer=False)
-except ValueError as e:
-    print(e)
+run = "runs/run-001"
+for form, words in {
+    "hf": ["export", run, "--to", "hf", "out/hf"],
+    "gguf": ["export", run, "--to", "gguf", "out/gguf", "--no-tokenizer"],
+    "onnx": ["export", run, "--to", "onnx", "out/onnx"],
+    "import": ["import", "in", "--out", "out/runs"],
+}.items():
+    assert main(words) == 2
 """
+    (tmp_path / "out/runs").mkdir(parents=True)
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert "cannot be written: " in done.stdout and len(done.stdout.splitlines()) == 1, done.stderr
-    assert ("too large" if form == "hf" else "the disk is full") in done.stdout
-    assert not list(tmp_path.iterdir())
+    said = [line for line in done.stderr.splitlines() if line.startswith("brick:")]
+    assert done.returncode == 0 and len(said) == 4, done.stderr
+    assert all("cannot be written: " in line for line in said)
+    assert all("too large" in line or "the disk is full" in line for line in said)
+    assert [str(p.relative_to(tmp_path)) for p in (tmp_path / "out").rglob("*")] == ["out/runs"]
 
 
 # ---- tokenizers -----------------------------------------------------------------------------------------------------

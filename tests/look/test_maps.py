@@ -36,8 +36,10 @@ from brickformer.errors import DataError
 from brickformer.look import Pick, Watch, attention
 from brickformer.look import hidden as hidden_module
 from brickformer.look import maps as maps_module
-from brickformer.look.hidden import hidden_attention, influence, looked_at
-from brickformer.mixers.base import MixerSpec
+from brickformer.look import watch as watch_module
+from brickformer.look.hidden import hidden_attention, looked_at
+from brickformer.look.influence import influence
+from brickformer.mixers.base import Mixer, MixerSpec
 from brickformer.mixers.delta import GatedDelta
 from brickformer.mixers.differential import DifferentialAttention
 from brickformer.mixers.latent import LatentAttention
@@ -246,6 +248,7 @@ def test_hidden_attention_is_the_derivative_of_what_the_scan_reads(
     x = torch.randn(1, 9, 16, dtype=torch.float64)
     alpha = hidden_attention(mixer, x)  # type: ignore[arg-type]
     found: list[Tensor] = []
+    given: list[tuple[Tensor, Tensor]] = []  # what was scanned, what the scan gave: (H, T, P)
 
     def asked(y: Tensor, values: Tensor) -> None:  # (1, T, H, P) or (1, T, I): channel 0 of each head
         heads = y.shape[2]
@@ -263,18 +266,21 @@ def test_hidden_attention_is_the_derivative_of_what_the_scan_reads(
         u = u.detach().requires_grad_()
         y, h = scan(dt.detach(), u, *rest)
         asked(y, u)
+        given.append((u[0].t()[..., None], y[0].t()[..., None]))
         return y, h
 
     def of_mamba2(dt: Tensor, u: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
         u = u.detach().requires_grad_()
         y, h = ssd(dt.detach(), u, *rest)
         asked(y, u)
+        given.append((u[0].transpose(0, 1), y[0].transpose(0, 1)))
         return y, h
 
     def of_delta(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
         v = v.detach().requires_grad_()
         y, h = rule(q, k, v, *rest)
         asked(y, v)
+        given.append((v[0].transpose(0, 1), y[0].transpose(0, 1)))
         return y, h
 
     monkeypatch.setattr(mamba, "selective_scan", of_mamba)
@@ -282,6 +288,14 @@ def test_hidden_attention_is_the_derivative_of_what_the_scan_reads(
     monkeypatch.setattr(delta, "gated_delta_rule", of_delta)
     mixer(x, Span(0, 9))
     torch.testing.assert_close(alpha.detach(), torch.stack(found), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(alpha.detach() @ given[0][0], given[0][1], rtol=1e-8, atol=1e-10)
+
+
+def all_of(mixer: Mixer, x: Tensor, rows: Tensor) -> Tensor:
+    """What is looked at, its parts put in their places."""
+    found = [(some, weights.clone()) for some, weights in looked_at(mixer, x, rows)]
+    assert torch.equal(torch.cat([some for some, _ in found]), rows), "every row once"
+    return torch.cat([weights for _, weights in found], 1)
 
 
 @pytest.mark.parametrize(
@@ -289,19 +303,41 @@ def test_hidden_attention_is_the_derivative_of_what_the_scan_reads(
     [Mamba(state=4), Mamba2(head_dim=8, state=6, groups=2), GatedDelta(heads=2, value_heads=4), LSTM(hidden=12)],
     ids=lambda s: s.kind,
 )
-def test_some_rows_of_a_long_text_are_those_of_the_whole_and_nothing_large_is_made(
-    spec: MixerSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokens, rows = (400, torch.tensor([3, 200, 399])) if spec.kind != "lstm" else (40, torch.tensor([3, 20, 39]))
+def test_some_rows_of_a_long_text_are_those_of_the_whole(spec: MixerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, rows = 200, torch.tensor([3, 63, 64, 65, 128, 199])
     mixer, x = spec.build(16), torch.randn(1, tokens, 16)
     with torch.no_grad():
-        whole = looked_at(mixer, x, torch.arange(tokens))
-        monkeypatch.setattr(hidden_module, "NUMBERS", 2**14)
-        with Largest() as largest:
-            some = looked_at(mixer, x, rows)
-    assert whole is not None and some is not None
+        whole = all_of(mixer, x, torch.arange(tokens))
+        monkeypatch.setattr(hidden_module, "NUMBERS", 2**11)
+        some = all_of(mixer, x, rows)
     torch.testing.assert_close(some, whole[:, rows], rtol=1e-4, atol=1e-6)
-    assert spec.kind == "lstm" or largest.numbers < tokens * tokens, "not even one map of all tokens by all tokens"
+
+
+LONG: dict[str, MixerSpec] = {
+    "plain": Attention(heads=2),
+    "window": Attention(heads=2, mask=Mask(window=100)),
+    "latent": LatentAttention(heads=2, rank=6, rope_dim=4, head_dim=8),
+    "mamba": Mamba(state=4),
+    "mamba2": Mamba2(head_dim=24, state=6),
+    "gated delta": GatedDelta(heads=2),
+    "lstm": LSTM(),
+}
+
+
+@pytest.mark.parametrize("name", [*LONG, "cross"])
+def test_no_large_tensor_is_made_of_a_long_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1000 tokens, 384 of them shown: 384 k weights a head, computed 64 k at a time."""
+    tokens = 1000
+    monkeypatch.setattr(maps_module, "TILE", 2**16)
+    monkeypatch.setattr(hidden_module, "NUMBERS", 2**16)
+    text = [t % VOCAB for t in range(tokens)]
+    spec = translator() if name == "cross" else Decoder(VOCAB, DIM, (Layer(LONG[name], GLU(16)),))
+    model = spec.build().eval()
+    with Largest() as largest:
+        found = attention(model, text, source=text if name == "cross" else None, remove=False).maps
+    assert found[0].weights.shape[1:] == (384, 384)
+    shown = found[0].weights.numel()  # the result itself
+    assert largest.numbers <= max(shown, 2**18), "neither all by all nor all that was asked for at once"
 
 
 class Largest(TorchDispatchMode):
@@ -315,6 +351,17 @@ class Largest(TorchDispatchMode):
             if isinstance(x, Tensor):
                 self.numbers = max(self.numbers, x.untyped_storage().nbytes() // x.element_size())
         return out
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_influence_is_what_autograd_says_of_the_same_directions(both: bool) -> None:
+    mixer = LSTM(hidden=12, bidirectional=both).build(8).double()
+    x = torch.randn(1, 6, 8, dtype=torch.float64)
+    directions = torch.randn(8, 8, generator=torch.Generator().manual_seed(0)).double()
+    jacobian = torch.autograd.functional.jacobian(lambda z: mixer(z, Span(0, 6)), x)[0, :, :, 0]  # (T, D, T, D)
+    exact = torch.einsum("ud,tdsx->utsx", directions, jacobian).square().sum(-1).mean(0).sqrt()
+    torch.testing.assert_close(influence(mixer, x), exact, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(influence(mixer, x, torch.tensor([4, 1])), exact[[4, 1]], rtol=1e-9, atol=1e-12)
 
 
 def test_influence_is_the_size_of_the_jacobian() -> None:
@@ -361,6 +408,23 @@ def test_a_model_of_nan_is_said() -> None:
         model.stack.layers[0].mixer.qkv.weight.fill_(math.nan)
     with pytest.raises(DataError, match=r"stack\.layers\.0\.mixer: its weights are not finite"):
         attention(model, TEXT)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_no_graph_is_kept_while_a_scan_is_asked(inference: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parameters want gradients: a graph of all tiles would hold on to every tile."""
+    kept: list[bool] = []
+
+    def asked(*args: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        for some, weights in looked_at(*args):
+            kept.append(weights.requires_grad or weights.grad_fn is not None)
+            yield some, weights
+
+    monkeypatch.setattr(watch_module, "looked_at", asked)
+    model = decoder(Mamba(state=4), Mamba2(head_dim=8, state=6), GatedDelta(heads=2), LSTM())
+    with torch.inference_mode(inference), Watch(model) as watch:
+        model(torch.tensor([TEXT]))
+    assert len(watch.maps()) == 4 and kept == [False] * 4
 
 
 def test_the_influence_of_an_lstm_is_seen_under_inference_mode() -> None:

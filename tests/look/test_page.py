@@ -228,6 +228,21 @@ def test_curves() -> None:
     assert html.count("</script>") == 2 and html.count("</title>") == 1
 
 
+def test_a_live_page_says_whether_training_goes_on() -> None:
+    record = {"step": 5.0, "loss": 1.0}
+    about = {
+        (steps, quiet): curves_data([record], "run", steps=steps, live=True, quiet=quiet)["about"]["en"]
+        for steps in (5, 9)
+        for quiet in (0.0, 59.0, 200.0)
+    }
+    assert about[5, 0.0] == about[5, 200.0] == "step 5 of 5 · finished"
+    assert about[9, 0.0] == about[9, 59.0] == "step 5 of 9"
+    assert about[9, 200.0] == "step 5 of 9 · nothing new for 3 min: stopped, or at long steps"
+    stamps = {curves_data([record], "run", steps=9, live=True, quiet=q)["stamp"] for q in (0.0, 30.0, 70.0, 130.0)}
+    assert len(stamps) == 3, "a page that waits is told when that changes, and not before"
+    assert curves_data([record], "run", steps=9, quiet=200.0)["about"]["en"] == "step 5 of 9", "a file says no time"
+
+
 # ---- in a browser
 
 

@@ -20,7 +20,7 @@ def parameters(spec: ModelSpec) -> int:
 
 
 # Published: GPT-2 124 M to 1.5 B, Llama 2 7 B and 70 B, Llama 3 8 B, Llama 3.2 1 B (its head tied).
-# BERT base 109,482,240 and large 335,141,888 without pooler and segments, with the bias of the head.
+# BERT base 109,482,240 and large 335,141,888 with a pooler, here with the head for hidden words in its place.
 PUBLISHED = [
     (gpt2(), 124_439_808),
     (gpt2(dim=1024, depth=24, heads=16), 354_823_168),
@@ -30,8 +30,8 @@ PUBLISHED = [
     (llama(dim=8192, depth=80, heads=64, kv_heads=8, hidden=28_672), 68_976_648_192),
     (llama(vocab=128_256, kv_heads=8, hidden=14_336, theta=500_000.0), 8_030_261_248),
     (llama(vocab=128_256, dim=2048, depth=16, heads=32, kv_heads=8, hidden=8192, tied=True), 1_235_814_400),
-    (bert(), 109_482_240 - (768 * 768 + 768) - 2 * 768 + 30_522),
-    (bert(dim=1024, depth=24, heads=16), 335_141_888 - (1024 * 1024 + 1024) - 2 * 1024 + 30_522),
+    (bert(), 109_482_240 + 2 * 768 + 30_522),  # pooler and transform are of one size; a norm and a bias more
+    (bert(dim=1024, depth=24, heads=16), 335_141_888 + 2 * 1024 + 30_522),
 ]
 
 

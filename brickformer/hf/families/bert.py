@@ -38,6 +38,8 @@ def read(config: Config, *, body: str = "BertModel", skips: bool = False) -> Enc
     norm, layer = layer_of(config)
     rows = config.get("max_position_embeddings", int, 512)
     skip = config.get("pad_token_id", int, 1) + 1 if skips else 0
+    if vocab <= skip:
+        raise config.refuse("vocab_size", f"more than {skip}: every token is padding, or comes before it")
     embed = embed_of(config, norm, Learned(rows - skip, skip), layer.dropout)
     headless = config.architecture == body
     return Encoder(

@@ -12,7 +12,7 @@ from brickformer.hf.families import gemma, llama
 from brickformer.hf.family import Family
 from brickformer.hf.table import Line, below, linear
 from brickformer.hf.windows import read_windows, window_fields, windows_of
-from brickformer.hf.words import ACTIVATIONS, activation_word, attention_of, glu_of, sizes
+from brickformer.hf.words import ACTIVATIONS, activation_word, attention_of, check_width, checked_width, glu_of, sizes
 from brickformer.layers import Layer
 from brickformer.mask import Mask
 from brickformer.models import Decoder
@@ -22,11 +22,12 @@ from brickformer.norms import OffsetRMSNorm
 def read(config: Config) -> Decoder:
     """Their configuration as ours."""
     vocab, dim, depth = sizes(config)
+    check_width(config, dim)
     gemma.causal_only(config)
     config.skip("cache_implementation")
     bias, norm = config.get("attention_bias", bool, False), OffsetRMSNorm(config.get("rms_norm_eps", float, 1e-6))
-    width = config.get("query_pre_attn_scalar", float, 256.0)
-    if width <= 0.0:
+    width = config.get("query_pre_attn_scalar", int, 256)
+    if width <= 0:
         raise config.refuse("query_pre_attn_scalar", "above 0")
     cap = config.optional("attn_logit_softcapping", float, 50.0)
     config.skip("hidden_act")  # of its first files, which say the other field too
@@ -50,10 +51,11 @@ def guess(spec: Decoder) -> dict[str, Any]:
     return (
         gemma.guess(spec)
         | window_fields(spec)
+        | checked_width(spec)
         | {
             "sliding_window": next((w for w in windows_of(spec) if w is not None), UNUSED),
             "hidden_activation": activation_word(glu_of(spec).activation),
-            "query_pre_attn_scalar": _number(scale**-2),
+            "query_pre_attn_scalar": max(1, round(min(scale**-2, 1e9))),  # theirs wants a whole number
             "attn_logit_softcapping": a.softcap,
             "final_logit_softcapping": spec.head.softcap,
         }
@@ -62,11 +64,6 @@ def guess(spec: Decoder) -> dict[str, Any]:
 
 UNUSED = 4096
 """The window that no layer has: theirs wants a number even so."""
-
-
-def _number(value: float) -> float | int:
-    """A whole number where it is one but for rounding: the field is one."""
-    return round(value) if abs(value - round(value)) < 1e-9 * value else value
 
 
 def table(spec: Decoder) -> Iterator[Line]:

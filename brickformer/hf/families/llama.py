@@ -16,7 +16,7 @@ from brickformer.hf.config import Config
 from brickformer.hf.family import Family, first
 from brickformer.hf.rope import read_rope, rope_fields
 from brickformer.hf.table import Line, Tie, below, linear
-from brickformer.hf.words import ACTIVATIONS, activation_word, attention_of, glu_of, sizes
+from brickformer.hf.words import ACTIVATIONS, activation_word, attention_of, check_width, checked_width, glu_of, sizes
 from brickformer.layers import Layer, pattern
 from brickformer.mixers.attention import Attention
 from brickformer.models import Decoder
@@ -29,6 +29,7 @@ QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 def read(config: Config) -> Decoder:
     """Their configuration as ours."""
     vocab, dim, depth = sizes(config)
+    check_width(config, dim)
     bias = config.get("attention_bias", bool, False)
     layer = Layer(
         attention(config, dim, bias=bias),
@@ -76,7 +77,7 @@ def head(config: Config, *, tied: bool = False) -> Head:
 def guess(spec: Decoder) -> dict[str, Any]:
     """Ours as theirs."""
     a, g = attention_of(spec), glu_of(spec)
-    return fields(spec) | {"attention_bias": a.bias, "mlp_bias": g.bias}
+    return fields(spec) | checked_width(spec) | {"attention_bias": a.bias, "mlp_bias": g.bias}
 
 
 def fields(spec: Decoder) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from brickformer.embed import Embed, Head
 from brickformer.feedforward import GLU, MLP, FeedForwardSpec
 from brickformer.hf.config import Config
 from brickformer.hf.family import Family, first
-from brickformer.hf.table import Line, Rule, Tie, below, linear
+from brickformer.hf.table import Line, Tie, below, linear
 from brickformer.hf.words import ACTIVATIONS, activation_word, attention_of
 from brickformer.layers import Layer, pattern
 from brickformer.mask import Mask
@@ -33,7 +33,9 @@ def read(config: Config) -> EncoderDecoder:
     dropout = config.get("dropout_rate", float, 0.1)
     norm, ffn = RMSNorm(config.get("layer_norm_epsilon", float, 1e-6)), _network(config, dropout)
     bias = T5Bias(
-        config.get("relative_attention_num_buckets", int, 32), config.get("relative_attention_max_distance", int, 128)
+        config.get("relative_attention_num_buckets", int, 32),
+        config.get("relative_attention_max_distance", int, 128),
+        shared=True,
     )
 
     def layer(causal: bool) -> Layer:
@@ -110,9 +112,8 @@ def table(spec: EncoderDecoder) -> Iterator[Line]:
     else:
         yield from linear("decoder.head.project", "lm_head")
     for side, model in (("encoder", spec.encoder), ("decoder", spec.decoder)):
-        own = [f"{side}.stack.layers.{i}.mixer.position.table.weight" for i in range(len(model.layers))]
-        held = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        yield Rule(own[0], (held,), copies=tuple(own[1:]))
+        held = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
+        yield from linear(f"{side}.stack.layers.0.mixer.position.table", held)
         yield from linear(f"{side}.stack.norm", f"{side}.final_layer_norm")
         for i, layer in enumerate(model.layers):
             yield from below(f"{side}.stack.layers.{i}.", f"{side}.block.{i}.layer.", _layer(layer))
