@@ -130,8 +130,9 @@ def bits() -> Row:
         "Bytes and time: six layers of width 512, one text on a CPU, a token through the cache of 63, the middle of 15 calls. "
         "Loss: two layers of width 128, 300 steps on tinyshakespeare, on its held-out part; by data: GPTQ with eight batches. "
         "Bytes are of the coded matrices, scales included. More: [quantization](quantization.md).",
-        "How many times depends on the machine: a token reads every weight once, so what counts is where the weights lie. "
-        "A quarter is 8 bits against 32; with 4 bits it is a seventh. NF4 has no kernel on a CPU: its matrices are made anew "
+        "How many times depends on the machine: a token reads every weight once, so what counts is where the weights lie, and "
+        "what is no product (calls, norms, attention) takes as long as before: [quant](../bench/results/quant.md) has larger "
+        "models and compiled steps. A quarter is 8 bits against 32; with 4 bits it is a seventh. NF4 has no kernel on a CPU: its matrices are made anew "
         "for every product, which is small and slow.",
         table(("weights", "bytes ÷ float32", "ms a token", "times", "loss", "more"), rows),
     )
