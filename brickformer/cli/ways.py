@@ -93,7 +93,7 @@ def chosen(trained: Trained, args: argparse.Namespace) -> Way:
     start = Sampling() if searching else trained.sampling
     return Way(
         writer,
-        changed(start, drawing),
+        trained.allowed(changed(start, drawing)),
         trained.ending(changed(Stop(), ending)),
         changed(Beam(), searching) if searching else None,
         drafted(trained, args.draft, changed(PromptLookup(), looking)),

@@ -35,12 +35,13 @@ NO_WORD: Final = "no such token"
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
     """files: by name, word for word. bos: the id that opens a text. ends: the ids that close one. start: the id
-    that opens the answers of an encoder-decoder."""
+    that opens the answers of an encoder-decoder. never: ids that are not to be written."""
 
     files: dict[str, str | bytes] = field(default_factory=dict)
     bos: int | None = None
     ends: tuple[int, ...] = ()
     start: int | None = None
+    never: tuple[int, ...] = ()
 
     @property
     def of_pieces(self) -> bool:
@@ -66,7 +67,10 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerFiles:
     listed = [] if ends is None else (ends if isinstance(ends, list) else [ends])
     bos, start = (said.get(name) for name in ("bos_token_id", "decoder_start_token_id"))
     bos = bos if _is_id(bos) else None
-    return TokenizerFiles(files, bos, tuple(filter(_is_id, listed)), start if _is_id(start) else bos)
+    words = said.get("bad_words_ids")
+    alone = [w[0] for w in words if isinstance(w, list) and len(w) == 1] if isinstance(words, list) else []
+    ids = (tuple(filter(_is_id, found)) for found in (listed, alone))
+    return TokenizerFiles(files, bos, next(ids), start if _is_id(start) else bos, next(ids))
 
 
 def _is_id(value: Any) -> bool:

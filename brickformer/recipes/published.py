@@ -62,7 +62,7 @@ def load(path: Path | str, *, dtype: torch.dtype | None = None) -> Trained:
     else:
         target = _tokenizer(checkpoint, files)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).expanduser().resolve().name).strip(".-") or "imported"
-    run = Run(task=Imported(str(path), start), model=model.spec, name=name)
+    run = Run(task=Imported(str(path), start, files.never), model=model.spec, name=name)
     return Trained(run, model, source, target)
 
 

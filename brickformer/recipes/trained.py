@@ -13,6 +13,7 @@ import torch
 from brickformer.errors import BrickError, DataError, RunError, SpecError
 from brickformer.files import read_text
 from brickformer.generate import (
+    GREEDY,
     Beam,
     Generation,
     Sampling,
@@ -85,18 +86,20 @@ class Trained:
     ) -> Generation:
         """Answers (or continuations) with all that is known of them. A text that cannot be read has a result with the
         error. Errors: BrickError for settings that fit no text."""
-        ending = self.ending(stop or Stop())
-        return generate(self.writer, texts, sampling or self.sampling, ending, batch=batch, use_cache=use_cache)
+        ending, sampling = self.ending(stop or Stop()), self.allowed(sampling or self.sampling)
+        return generate(self.writer, texts, sampling, ending, batch=batch, use_cache=use_cache)
 
     def search(
         self, texts: Sequence[str], beam: Beam, stop: Stop | None = None, *, use_cache: bool = True
     ) -> Generation:
         """The same by beam search: the best answers to each text, best first."""
-        return beam_search(self.writer, texts, beam, self.ending(stop or Stop()), batch=256, use_cache=use_cache)
+        return beam_search(
+            self.writer, texts, beam, self.ending(stop or Stop()), self.allowed(GREEDY), batch=256, use_cache=use_cache
+        )
 
     def stream(self, text: str, sampling: Sampling | None = None, stop: Stop | None = None) -> Stream:
         """One answer, piece by piece, as it is written."""
-        return stream(self.writer, text, sampling or self.sampling, self.ending(stop or Stop()))
+        return stream(self.writer, text, self.allowed(sampling or self.sampling), self.ending(stop or Stop()))
 
     def score(self, texts: Sequence[str]) -> list[Score]:
         """How probable texts are: of a language model each from its second token on, else "source TAB target" each, the
@@ -141,6 +144,11 @@ class Trained:
         """The same, and at the tokenizer's own ends."""
         ends = self.target.ends
         return stop.but(ids=(*stop.ids, *ends)) if ends else stop
+
+    def allowed(self, sampling: Sampling) -> Sampling:
+        """The same, without tokens that the configuration of an imported model forbids."""
+        never = self.run.task.never if isinstance(self.run.task, Imported) else ()
+        return sampling.but(banned=(*sampling.banned, *never)) if never else sampling
 
     def answer(self, texts: Sequence[str]) -> list[str]:
         """Just the texts. Errors: BrickError of the first text that cannot be read."""

@@ -11,10 +11,14 @@ from brickformer.tasks.task import Task
 
 @spec("imported")
 class Imported(Task):
-    """Learnt elsewhere. source: where it came from. start: the id that a target begins with, of an encoder-decoder."""
+    """Learnt elsewhere. source: where it came from.
+
+    start: the id that a target begins with, of an encoder-decoder. never: ids that its configuration forbids to write.
+    """
 
     source: str = ""
     start: int | None = None
+    never: tuple[int, ...] = ()
 
     def prepare(self, seed: int) -> NoReturn:
         """Errors: DataError, always: there is no data."""

@@ -76,7 +76,7 @@ class RunFolder:
             read_json(path / name)
         weights = path / "weights.safetensors"
         if not weights.exists():
-            raise RunError(f"{weights}: missing. The run was stopped before its first save; train again.")
+            raise RunError(f"{weights}: missing. The run was stopped before its first save; train or import again.")
         return folder
 
     @property

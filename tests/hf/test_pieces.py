@@ -20,7 +20,7 @@ from hf.cases import quiet, shake
 import brickformer
 from brickformer.cli import main
 from brickformer.errors import DataError
-from brickformer.generate import Sampling, Stop
+from brickformer.generate import Beam, Sampling, Stop
 from brickformer.recipes import Trained
 from brickformer.recipes.published import imported
 from brickformer.tasks import PiecesTokenizer, Tokenizer
@@ -311,3 +311,26 @@ def test_a_run_keeps_bytes_as_text(root: Path) -> None:
             ours.decode([10000])
         with pytest.raises(DataError, match=r"side: got|whole: got"):
             Tokenizer.from_json(data | {"side": 3} if isinstance(ours, PiecesTokenizer) else data | {"whole": 3})
+
+
+@pytest.mark.parametrize("name", ["marian", "t5"])
+def test_what_may_not_be_written_is_not(name: str, root: Path, tmp_path: Path) -> None:
+    """Real Marian models forbid their padding, which they would write otherwise; alone, and in beams."""
+    text = "the quick brown fox"
+    first = brickformer.load(written(name, root)).generate([text], Sampling(), Stop(max_tokens=1)).results[0].tokens[0]
+    shutil.copytree(written(name, root), folder := tmp_path / "model")
+    told = json.loads((folder / "generation_config.json").read_text())
+    told["bad_words_ids"] = [[first], [4], [first, first + 1]]
+    (folder / "generation_config.json").write_text(json.dumps(told))
+    with quiet():
+        model = KINDS[name].model.from_pretrained(folder).eval()
+        ids = t.AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
+        greedy = model.generate(**ids, max_new_tokens=6, do_sample=False, num_beams=1)[0]
+        beams = model.generate(**ids, max_new_tokens=6, do_sample=False, num_beams=3, early_stopping=True)[0]
+    run = Trained.open(imported(brickformer.load(folder), tmp_path / "runs").path)
+    stop = Stop(max_tokens=6)
+    assert [*run.start, *run.generate([text], Sampling(), stop).results[0].tokens] == greedy.tolist()
+    assert [*run.start, *run.search([text], Beam(width=3), stop).results[0].tokens] == beams.tolist()
+    stream = run.stream(text, None, stop)
+    assert "".join(stream) == stream.result.text
+    assert first not in greedy and stream.result.tokens == greedy[1:].tolist()
