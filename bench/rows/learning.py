@@ -90,6 +90,8 @@ def reversal() -> Row:
     below = next((int(s) for s, loss, _, _ in found.points if loss < 0.1), None)
     step, loss, val, exact = found.points[-1]
     rows = [(int(s), f"{a:.4f}", f"{b:.4f}", f"{e:.1%}") for s, a, b, e in found.points]
+    lines = {"training": [a for _, a, _, _ in found.points], "validation": [b for _, _, b, _ in found.points]}
+    curves("reversal", lines, "loss (nats)", axis="validation, every 25 steps", log=True)
     return Row(
         "Reversing digits",
         "1000 sequences of 3 to 6 digits; after about 500 steps the loss is below 0.1 and 95 % of the validation is right",
@@ -140,6 +142,8 @@ def padding() -> Row:
         for a, b in zip(ignored.points, counted.points, strict=True)
     ]
     a, b = ignored.points[-1], counted.points[-1]
+    lines = {"ignored": [p[1] for p in ignored.points], "counted": [p[1] for p in counted.points]}
+    curves("padding", lines, axis="validation, every 25 steps", log=True)
     return Row(
         "Padding is no target",
         "the loss has to ignore padding",
@@ -198,26 +202,33 @@ def gelu() -> Row:
     )
 
 
+def _each(model: nn.Module, batch: Batch, tokens: int | None = None) -> Tensor:
+    """The loss at each of the first places, the mean of the texts."""
+    with torch.no_grad():
+        said = model(batch.inputs[:, :tokens]).transpose(1, 2)
+    return F.cross_entropy(said, batch.targets[:, :tokens], reduction="none").mean(0)
+
+
 def beyond() -> Row:
     """Longer texts than in training."""
     models = {"rotary": small_lm().build()}
     layer = Layer(Attention(heads=4), MLP(256), norm=LayerNorm())
     vocab = text().target.vocab
     models["learned table of 64"] = Decoder(vocab, 64, pattern([layer], 2), embed=Embed(position=Learned(64))).build()
-    rows, found = [], {}
+    rows, found, lines = [], {}, {}
     long = next(iter(text(256).validation(64)))
     for name, model in models.items():
         torch.manual_seed(0)
         learn(model, 500)
         model.eval()
         try:
-            with torch.no_grad():
-                each = F.cross_entropy(model(long.inputs).transpose(1, 2), long.targets, reduction="none").mean(0)
-            parts = [float(each[a:b].mean()) for a, b in ((32, 64), (64, 128), (128, 256))]
-            found[name] = parts
-            rows.append((name, *(f"{p:.2f}" for p in parts)))
+            each, refused = _each(model, long), ""
         except BrickError as e:
-            rows.append((name, "", "refused", str(e).split(".")[0]))
+            each, refused = _each(model, long, 64), str(e).split(".")[0]
+        parts = [float(each[a:b].mean()) for a, b in ((32, 64), (64, 128), (128, 256)) if b <= len(each)]
+        found[name], lines[name] = parts, [float(x) for x in each.unfold(0, 8, 1).mean(-1)]
+        rows.append((name, *(f"{p:.2f}" for p in parts), *(["refused", refused] if refused else [])))
+    curves("beyond", lines, "loss (nats), mean of 8 places", axis="place in the text; trained on 64")
     inside, after, far = found["rotary"]
     return Row(
         "Longer than in training",

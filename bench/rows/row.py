@@ -88,15 +88,22 @@ def end(losses: Sequence[float], last: int = 20) -> float:
 
 
 def curves(
-    name: str, lines: dict[str, list[float]], ylabel: str = "training loss (nats)", *, axis: str = "step"
+    name: str,
+    lines: dict[str, list[float]],
+    ylabel: str = "training loss (nats)",
+    *,
+    axis: str = "step",
+    log: bool = False,
 ) -> None:
-    """A picture of losses over steps; of validations as they are."""
+    """A picture of losses over steps; over anything else as they are."""
     made, (ax,) = figure(7.2, 3.6)
     for (label, values), colour in zip(lines.items(), (BLUE, RED, GOLD, GREY), strict=False):
         shown = smooth(values) if axis == "step" else values
         ax.plot(range(1, len(values) + 1), shown, color=colour, linewidth=1.7, label=label)
     ax.set_xlabel(axis)
     ax.set_ylabel(ylabel)
+    if log:
+        ax.set_yscale("log")
     ax.legend(frameon=False)
     keep(name, made)
 

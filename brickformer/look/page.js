@@ -39,7 +39,7 @@ const WORDS = {
     what_attention: "注意力权重", what_hidden: "循环的隐式注意力", what_gradient: "各输入的影响",
     note_hidden: "此层没有注意力：显示每个更早词元在求和中的分量（arXiv 2403.01590）。",
     note_gradient: "此层没有注意力：显示每个输入对每个输出的影响强度。",
-    help: "在图上：方向键选行与列，Home 和 End 到首行与末行，[ 和 ] 换头，{ 和 } 换层，v 切换视图;在小图间：方向键",
+    help: "在图上：方向键选行与列，Home 和 End 到首行与末行，[ 和 ] 换头，{ 和 } 换层，v 切换视图；在小图间：方向键",
     thin: "低于 4 % 的连线未画出",
     self: "自注意力", cross: "交叉注意力", mixer: "混合层", encoder: "编码器", decoder: "解码器",
     heads_about: "对所示词元取平均。点击行查看图，点击表头排序。",

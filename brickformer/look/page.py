@@ -81,10 +81,18 @@ def readable(text: str, most: int = _LONGEST) -> str:
     """A text of which every character can be seen: ␣ for one that is nothing but spaces, ⏎, ␀, ⟨U+202E⟩."""
     if text and not text.strip(" "):
         return "␣" * min(len(text), most)
-    out = "".join(map(_visible, text[: most + 1]))
+    out = "".join(char if _joins(text, i) else _visible(char) for i, char in enumerate(text[: most + 1]))
     if out and unicodedata.combining(out[0]):
         out = "◌" + out
     return out if len(text) <= most else out[: most - 1] + "…"
+
+
+def _joins(text: str, i: int) -> bool:
+    """Whether this makes one picture of the two beside it: a family, a profession."""
+    if text[i] != "\u200d" or not 0 < i < len(text) - 1:
+        return False
+    before = text[:i].rstrip("\ufe0f\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff")  # its style, its skin
+    return before != "" and {unicodedata.category(before[-1]), unicodedata.category(text[i + 1])} == {"So"}
 
 
 def _visible(char: str) -> str:
@@ -156,7 +164,7 @@ def _about(view: View) -> str:
 
 
 def _about_chinese(view: View) -> str:
-    read = f"源端 {len(view.source)} 个词元," if view.source else ""
+    read = f"源端 {len(view.source)} 个词元，" if view.source else ""
     return f"{read}{len(view.labels)} 个词元 · {len(view.maps)} 层图，{sum(m.heads for m in view.maps)} 个头"
 
 
