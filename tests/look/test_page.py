@@ -120,8 +120,8 @@ def test_what_cannot_be_seen_is_shown() -> None:
     assert {text: readable(text) for text in shown} == shown
     assert readable("\ud800") == "⟨U+D800⟩" and readable("你好") == "你好" and readable("") == ""
     assert len(readable("x" * 5000)) == 48
-    for picture in ("👩‍👩‍👧", "👩🏽‍🚀", "❤️‍🔥"):
-        assert "\u200d" in picture and readable(picture) == picture
+    for whole in ("👩‍👩‍👧", "👩🏽‍🚀", "❤️‍🔥"):
+        assert "\u200d" in whole and readable(whole) == whole
     assert readable("a\u200db") == "a⟨U+200D⟩b" and readable("👩\u200d") == "👩⟨U+200D⟩", "nothing is joined here"
     assert readable("👩\u202e👩") == "👩⟨U+202E⟩👩"
 
