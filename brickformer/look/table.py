@@ -65,7 +65,7 @@ def findings(view: View) -> list[str]:
     """Dead heads, heads that look at the same, what was left out."""
     said = []
     if view.dead:
-        said.append("removed, these change next to nothing:")
+        said.append("removed alone, these change next to nothing (others may do the same work):")
         for i, m in enumerate(view.maps):
             idle = [m.labels[h] for j, h in view.dead if j == i]
             said += [f"  {_short(m.name)} {cut(', '.join(idle), 200)}"] if idle else []

@@ -213,7 +213,7 @@ def test_the_tables_say_the_same() -> None:
     assert [line.split()[0] for line in said] == ["after", "1", "0", "embed"]
     assert len(heads(made, most=2)) == 4
     assert findings(replace(made, dead=[(0, 0), (0, 1)]))[:2] == [
-        "removed, these change next to nothing:",
+        "removed alone, these change next to nothing (others may do the same work):",
         "  0.mixer 1, 2",
     ]
 
