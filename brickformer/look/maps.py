@@ -34,7 +34,7 @@ What = Literal["attention", "hidden", "gradient"]
 class Pick:
     """What is asked for; the less, the cheaper.
 
-    rows: positions of queries, half open, None for all. only: beginnings of module paths, none for all; a path may be
+    rows: positions of queries, half open, None for all. only: beginnings of module paths, or of their short forms, none for all; a path may be
     followed by heads, as in layers.1.mixer:1,3. batch: which row of the batch. keys: positions of source tokens kept in
     cross-attention.
     """
@@ -62,7 +62,12 @@ class Pick:
     def _said(self, path: str) -> list[str]:
         """What follows the paths that hold this one: heads, or nothing."""
         parts = [p.partition(":") for p in self.only]
-        return [heads for p, _, heads in parts if path == p or path.startswith(f"{p}.")]
+        return [heads for p, _, heads in parts if any(f"{name}.".startswith(f"{p}.") for name in (path, short(path)))]
+
+
+def short(path: str) -> str:
+    """A path as the table names it: decoder.1.cross for decoder.stack.layers.1.cross."""
+    return path.replace(".stack.layers.", ".").removeprefix("stack.layers.")
 
 
 @dataclass(slots=True)

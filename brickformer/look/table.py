@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from brickformer.look.amounts import cut
+from brickformer.look.maps import short
 from brickformer.look.page import readable
 from brickformer.look.view import View
 
@@ -75,7 +76,7 @@ def findings(view: View) -> list[str]:
 
 
 def _short(name: str) -> str:
-    return readable(name.replace(".stack.layers.", ".").removeprefix("stack.layers."), 120)
+    return readable(short(name), 120)
 
 
 def _number(value: float, form: str) -> str:

@@ -103,9 +103,12 @@ def test_removal_is_a_zero_where_the_head_enters_its_projection() -> None:
                 assert view.maps[layer].stats[head].removed == pytest.approx(float(expected), rel=1e-3)
 
 
-def test_of_some_heads_those_are_removed() -> None:
+@pytest.mark.parametrize("named", ["stack.layers.1:1,3", "1:1,3", "1.mixer:1,3"])
+def test_of_some_heads_those_are_removed(named: str) -> None:
+    """By the path of the module, or as the table names it."""
     m = shaken(model())
-    whole, some = attention(m, TEXT), attention(m, TEXT, only=["stack.layers.1:1,3"])
+    whole, some = attention(m, TEXT), attention(m, TEXT, only=[named])
+    assert [m.name for m in some.maps] == ["stack.layers.1.mixer"]
     assert [s.removed for s in some.maps[0].stats] == [whole.maps[1].stats[h].removed for h in (0, 2)]
 
 
