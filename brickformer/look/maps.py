@@ -34,9 +34,9 @@ What = Literal["attention", "hidden", "gradient"]
 class Pick:
     """What is asked for; the less, the cheaper.
 
-    rows: positions of queries, half open, None for all. only: beginnings of module paths, or of their short forms, none for all; a path may be
-    followed by heads, as in layers.1.mixer:1,3. batch: which row of the batch. keys: positions of source tokens kept in
-    cross-attention.
+    rows: positions of queries, half open, None for all. only: beginnings of module paths or of their short forms, none
+    for all; a path may be followed by heads, as in layers.1.mixer:1,3. batch: which row of the batch. keys: positions
+    of source tokens kept in cross-attention.
     """
 
     rows: tuple[int, int] | None = None
