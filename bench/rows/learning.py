@@ -91,7 +91,7 @@ def reversal() -> Row:
     step, loss, val, exact = found.points[-1]
     rows = [(int(s), f"{a:.4f}", f"{b:.4f}", f"{e:.1%}") for s, a, b, e in found.points]
     lines = {"training": [a for _, a, _, _ in found.points], "validation": [b for _, _, b, _ in found.points]}
-    curves("reversal", lines, "loss (nats)", axis="validation, every 25 steps", log=True)
+    curves("reversal", lines, "loss (nats)", every=25, log=True)
     return Row(
         "Reversing digits",
         "1000 sequences of 3 to 6 digits; after about 500 steps the loss is below 0.1 and 95 % of the validation is right",
@@ -119,7 +119,7 @@ def memory() -> Row:
         "memory",
         {"with the memory": [v for _, _, v, _ in kept.points], "without": [v for _, _, v, _ in lost.points]},
         "validation loss (nats)",
-        axis="validation, every 25 steps",
+        every=25,
     )
     return Row(
         "A forgotten memory",
@@ -143,7 +143,7 @@ def padding() -> Row:
     ]
     a, b = ignored.points[-1], counted.points[-1]
     lines = {"ignored": [p[1] for p in ignored.points], "counted": [p[1] for p in counted.points]}
-    curves("padding", lines, axis="validation, every 25 steps", log=True)
+    curves("padding", lines, every=25, log=True)
     return Row(
         "Padding is no target",
         "the loss has to ignore padding",

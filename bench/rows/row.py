@@ -92,14 +92,15 @@ def curves(
     lines: dict[str, list[float]],
     ylabel: str = "training loss (nats)",
     *,
+    every: int = 1,
     axis: str = "step",
     log: bool = False,
 ) -> None:
-    """A picture of losses over steps; over anything else as they are."""
+    """A picture of losses over steps; smoothed, unless they are of `every` so many or over something else."""
     made, (ax,) = figure(7.2, 3.6)
     for (label, values), colour in zip(lines.items(), (BLUE, RED, GOLD, GREY), strict=False):
-        shown = smooth(values) if axis == "step" else values
-        ax.plot(range(1, len(values) + 1), shown, color=colour, linewidth=1.7, label=label)
+        shown = smooth(values) if axis == "step" and every == 1 else values
+        ax.plot([every * (i + 1) for i in range(len(values))], shown, color=colour, linewidth=1.7, label=label)
     ax.set_xlabel(axis)
     ax.set_ylabel(ylabel)
     if log:
