@@ -8,11 +8,12 @@ const WORDS = {
     looks: "looks at", row: "Token", elsewhere: "not shown", nothing: "nothing", of: "of",
     entropy: "entropy", distance: "distance", first: "first token", previous: "previous", same_token: "same token",
     diagonal: "diagonal", anti: "mirrored", removed: "when removed", nats: "nats", step_axis: "step",
-    dead: "Removed alone, these change next to nothing", alike: "look at the same", source: "source", target: "text",
+    dead: "Removed alone, these change next to nothing", live: "Removed alone, all but these change next to nothing", alike: "look at the same", source: "source", target: "text",
     written: "written", cache: "Cache", slots: "slots", candidates: "What was probable", step: "Step",
     bytes: "bytes", given: "given", kl: "to go (nats)",
     lens: "What each layer would answer, were it the last. The stronger the colour, the surer.",
     embedding: "embedding", idle: "removed alone, it changes next to nothing", marked: "a dot marks heads that change next to nothing when removed alone",
+    acts: "removed alone, it changes the answer", marked_live: "a dot marks the heads that change something when removed alone; all others change next to nothing",
     what_attention: "attention weights", what_hidden: "hidden attention of a recurrence", what_gradient: "influence of each input",
     note_hidden: "No attention here: shown is how much each earlier token counts in the sum (arXiv 2403.01590).",
     note_gradient: "No attention here: shown is how strongly each input moves each output.",
@@ -31,11 +32,12 @@ const WORDS = {
     looks: "关注", row: "词元", elsewhere: "未显示部分", nothing: "无", of: "/",
     entropy: "熵", distance: "距离", first: "首词元", previous: "前一词元", same_token: "相同词元",
     diagonal: "对角线", anti: "反对角线", removed: "移除后影响", nats: "奈特", step_axis: "步",
-    dead: "单独移除后几乎没有影响的头", alike: "关注相同位置", source: "源端", target: "文本",
+    dead: "单独移除后几乎没有影响的头", live: "单独移除后，只有这些头会有影响", alike: "关注相同位置", source: "源端", target: "文本",
     written: "已生成", cache: "缓存", slots: "槽位", candidates: "当时的概率", step: "第",
     bytes: "字节", given: "给定", kl: "差距（奈特）",
     lens: "假如该层就是最后一层，它会回答什么。颜色越浓越有把握。",
     embedding: "嵌入", idle: "单独移除后几乎没有影响", marked: "圆点表示单独移除后几乎没有影响的头",
+    acts: "单独移除后会改变回答", marked_live: "圆点表示单独移除后会有影响的头；其余的头几乎没有影响",
     what_attention: "注意力权重", what_hidden: "循环的隐式注意力", what_gradient: "各输入的影响",
     note_hidden: "此层没有注意力：显示每个更早词元在求和中的分量（arXiv 2403.01590）。",
     note_gradient: "此层没有注意力：显示每个输入对每个输出的影响强度。",
@@ -124,16 +126,16 @@ function attentionPanel() {
     map.heads.forEach((label, h) => {
       const canvas = el("canvas", { "aria-hidden": "true" });
       paint(canvas, map, h, 96);
-      const removed = DATA.dead.some(([a, b]) => a === m && b === h);
-      const said = [title(map), t("head") + " " + label, ...(removed ? [t("idle")] : [])];
+      const marked = DATA.marked.some(([a, b]) => a === m && b === h);
+      const said = [title(map), t("head") + " " + label, ...(marked ? [t(DATA.idle ? "idle" : "acts")] : [])];
       thumbs.append(el("button", {
-        type: "button", class: "thumb" + (removed ? " dead" : ""), title: said.join(" · "), "aria-label": said.join(", "),
+        type: "button", class: "thumb" + (marked ? DATA.idle ? " dead" : " live" : ""), title: said.join(" · "), "aria-label": said.join(", "),
         onclick: () => choose({ map: m, head: h }), "data-place": m + "." + h,
       }, canvas));
     });
     picker.append(el("div", { class: "layer" }, el("h3", {}, title(map)), thumbs));
   });
-  if (DATA.dead.length) picker.append(el("p", { class: "quiet small" }, t("marked")));
+  if (DATA.marked.length) picker.append(el("p", { class: "quiet small" }, t(DATA.idle ? "marked" : "marked_live")));
   const stage = el("div", { id: "stage" });
   return el("div", { class: "columns" }, picker, stage);
 }
@@ -398,8 +400,8 @@ function headsPanel() {
     body.append(line);
   }
   const said = el("ul", { class: "said" });
-  const idle = DATA.maps.map((map, m) => [title(map), DATA.dead.filter(([i]) => i === m).map(([, h]) => map.heads[h])]).filter(([, heads]) => heads.length);
-  if (idle.length) said.append(el("li", {}, t("dead") + ":", el("ul", {}, ...idle.slice(0, 40).map(([map, heads]) => el("li", {}, map + " · " + t("head") + " " + heads.join(", "))))));
+  const noted = DATA.maps.map((map, m) => [title(map), DATA.marked.filter(([i]) => i === m).map(([, h]) => map.heads[h])]).filter(([, heads]) => heads.length);
+  if (noted.length) said.append(el("li", {}, t(DATA.idle ? "dead" : "live") + ":", el("ul", {}, ...noted.slice(0, 40).map(([map, heads]) => el("li", {}, map + " · " + t("head") + " " + heads.join(", "))))));
   DATA.maps.forEach((map, m) => map.alike.slice(0, 20).forEach(([a, b]) => said.append(el("li", {}, title(map) + " · " + t("head") + " " + map.heads[a] + ", " + map.heads[b] + ": " + t("alike")))));
   return el("section", { class: "card" }, said.childElementCount ? said : null, el("p", { class: "quiet" }, t("heads_about")), el("div", { class: "tablebox" }, el("table", {}, el("thead", {}, header), body)));
 }

@@ -109,7 +109,7 @@ def _visible(char: str) -> str:
 
 
 def _data(view: View) -> dict[str, Any]:
-    left = list(view.left_out)
+    left, (marked, idle) = list(view.left_out), view.marked()
     maps = [_map(m, _bits(view.maps)) for m in view.maps]
     steps, layers = view.steps[-_STEPS:], view.layers
     if len(steps) < len(view.steps):
@@ -132,7 +132,8 @@ def _data(view: View) -> dict[str, Any]:
         "written": view.written,
         "maps": maps,
         "start": _start(view),
-        "dead": view.dead,
+        "marked": marked,
+        "idle": idle,
         "logits": view.logits,
         "foreign": view.foreign,
         "steps": [_step(step, view) for step in steps],

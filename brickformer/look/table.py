@@ -65,11 +65,13 @@ def layers(view: View, width: int) -> list[str]:
 def findings(view: View) -> list[str]:
     """Dead heads, heads that look at the same, what was left out."""
     said = []
-    if view.dead:
-        said.append("removed alone, these change next to nothing (others may do the same work):")
+    marked, idle = view.marked()
+    if marked:
+        which = "these" if idle else "all heads but these"
+        said.append(f"removed alone, {which} change next to nothing (others may do the same work):")
         for i, m in enumerate(view.maps):
-            idle = [m.labels[h] for j, h in view.dead if j == i]
-            said += [f"  {_short(m.name)} {cut(', '.join(idle), 200)}"] if idle else []
+            some = [m.labels[h] for j, h in marked if j == i]
+            said += [f"  {_short(m.name)} {cut(', '.join(some), 200)}"] if some else []
     for m in view.maps:
         said += [f"{_short(m.name)}: heads {m.labels[a]} and {m.labels[b]} look at the same" for a, b in m.alike()[:3]]
     return [*said, *(english for english, _ in view.left_out)]

@@ -67,6 +67,12 @@ class View:
         flat = [(i, h, s.removed) for i, m in enumerate(self.maps) for h, s in enumerate(m.stats)]
         self.dead = [flat[j][:2] for j in dead(v for *_, v in flat)]
 
+    def marked(self) -> tuple[list[tuple[int, int]], bool]:
+        """(heads that are marked, whether these are the dead ones): the others, where most are dead."""
+        known = [(i, h) for i, m in enumerate(self.maps) for h, s in enumerate(m.stats) if not math.isnan(s.removed)]
+        many = 2 * len(self.dead) > len(known)
+        return ([place for place in known if place not in self.dead] if many else self.dead), not many
+
 
 def attention(
     model: AnyModel,

@@ -15,6 +15,7 @@ from brickformer.look import view as view_module
 from brickformer.look.ablate import distance_from
 from brickformer.look.lens import lens
 from brickformer.look.stats import NAMES, alike, dead, means, row_stats
+from brickformer.look.table import findings
 from brickformer.mixers.delta import GatedDelta
 from brickformer.mixers.mamba import Mamba
 from brickformer.mixers.mamba2 import Mamba2
@@ -116,7 +117,21 @@ def test_a_head_without_a_way_out_is_dead() -> None:
     m = shaken(model())
     with torch.no_grad():
         m.stack.layers[1].mixer.out.weight[:, 8:16] = 0.0
-    assert attention(m, TEXT).dead == [(1, 1)]
+    view = attention(m, TEXT)
+    assert view.dead == [(1, 1)] and view.marked() == (view.dead, True)
+
+
+def test_of_many_dead_heads_the_others_are_marked() -> None:
+    m = shaken(model())
+    with torch.no_grad():
+        m.stack.layers[0].mixer.out.weight.zero_()
+        m.stack.layers[1].mixer.out.weight[:, 8:16] = 0.0
+    view = attention(m, TEXT)
+    assert view.dead == [(0, 0), (0, 1), (0, 2), (1, 1)] and view.marked() == ([(1, 0), (1, 2)], False)
+    assert findings(view)[:2] == [
+        "removed alone, all heads but these change next to nothing (others may do the same work):",
+        "  1.mixer 1, 3",
+    ]
 
 
 def test_a_mixer_without_heads_is_removed_whole() -> None:
