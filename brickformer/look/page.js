@@ -8,7 +8,7 @@ const WORDS = {
     looks: "looks at", row: "Token", elsewhere: "not shown", nothing: "nothing", of: "of",
     entropy: "entropy", distance: "distance", first: "first token", previous: "previous", same_token: "same token",
     diagonal: "diagonal", anti: "mirrored", removed: "when removed", nats: "nats", step_axis: "step",
-    dead: "Removed alone, these change next to nothing", live: "Removed alone, all but these change next to nothing", alike: "look at the same", source: "source", target: "text",
+    dead: "Removed alone, these change next to nothing", live: "Removed alone, all but these change next to nothing", alike: "look at the same", colon: ": ", source: "source", target: "text",
     written: "written", cache: "Cache", slots: "slots", candidates: "What was probable", step: "Step",
     bytes: "bytes", given: "given", kl: "to go (nats)",
     lens: "What each layer would answer, were it the last. The stronger the colour, the surer.",
@@ -32,7 +32,7 @@ const WORDS = {
     looks: "关注", row: "词元", elsewhere: "未显示部分", nothing: "无", of: "/",
     entropy: "熵", distance: "距离", first: "首词元", previous: "前一词元", same_token: "相同词元",
     diagonal: "对角线", anti: "反对角线", removed: "移除后影响", nats: "奈特", step_axis: "步",
-    dead: "单独移除后几乎没有影响的头", live: "单独移除后，只有这些头会有影响", alike: "关注相同位置", source: "源端", target: "文本",
+    dead: "单独移除后几乎没有影响的头", live: "单独移除后，只有这些头会有影响", alike: "关注相同位置", colon: "：", source: "源端", target: "文本",
     written: "已生成", cache: "缓存", slots: "槽位", candidates: "当时的概率", step: "第",
     bytes: "字节", given: "给定", kl: "差距（奈特）",
     lens: "假如该层就是最后一层，它会回答什么。颜色越浓越有把握。",
@@ -401,8 +401,8 @@ function headsPanel() {
   }
   const said = el("ul", { class: "said" });
   const noted = DATA.maps.map((map, m) => [title(map), DATA.marked.filter(([i]) => i === m).map(([, h]) => map.heads[h])]).filter(([, heads]) => heads.length);
-  if (noted.length) said.append(el("li", {}, t(DATA.idle ? "dead" : "live") + ":", el("ul", {}, ...noted.slice(0, 40).map(([map, heads]) => el("li", {}, map + " · " + t("head") + " " + heads.join(", "))))));
-  DATA.maps.forEach((map, m) => map.alike.slice(0, 20).forEach(([a, b]) => said.append(el("li", {}, title(map) + " · " + t("head") + " " + map.heads[a] + ", " + map.heads[b] + ": " + t("alike")))));
+  if (noted.length) said.append(el("li", {}, t(DATA.idle ? "dead" : "live") + t("colon").trim(), el("ul", {}, ...noted.slice(0, 40).map(([map, heads]) => el("li", {}, map + " · " + t("head") + " " + heads.join(", "))))));
+  DATA.maps.forEach((map, m) => map.alike.slice(0, 20).forEach(([a, b]) => said.append(el("li", {}, title(map) + " · " + t("head") + " " + map.heads[a] + ", " + map.heads[b] + t("colon") + t("alike")))));
   return el("section", { class: "card" }, said.childElementCount ? said : null, el("p", { class: "quiet" }, t("heads_about")), el("div", { class: "tablebox" }, el("table", {}, el("thead", {}, header), body)));
 }
 

@@ -166,7 +166,7 @@ def _about(view: View) -> str:
 
 def _about_chinese(view: View) -> str:
     read = f"源端 {len(view.source)} 个词元，" if view.source else ""
-    return f"{read}{len(view.labels)} 个词元 · {len(view.maps)} 层图，{sum(m.heads for m in view.maps)} 个头"
+    return f"{read}{len(view.labels)} 个词元 · {len(view.maps)} 幅图，{sum(m.heads for m in view.maps)} 个头"
 
 
 def _bits(maps: list[Map]) -> int:
