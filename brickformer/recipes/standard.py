@@ -79,7 +79,9 @@ def advising(run: Run) -> Iterator[None]:
         yield
     except FamilyError as e:
         told = command(run)
-        raise FamilyError(f"{e} One that fits: {told}" if told else str(e)) from None
+        raise FamilyError(
+            f"no published family has this model. One that fits: {told}. {e}" if told else str(e)
+        ) from None
 
 
 def command(run: Run) -> str | None:
