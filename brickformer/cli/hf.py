@@ -44,5 +44,5 @@ def import_(args: argparse.Namespace) -> int:
         case EncoderModel():
             print(f"use it:  {command(args, f'show {folder.path}')}")
         case _:
-            print(f"use it:  {command(args, f'generate {folder.path} "TEXT"')}")
+            print("use it:  " + command(args, f'generate {folder.path} "TEXT"'))
     return 0

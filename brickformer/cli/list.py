@@ -38,9 +38,7 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument(
-        "slot", metavar="SLOT", nargs="?", help="only the bricks of this slot, one brick, presets, or one of them"
-    )
+    p.add_argument("slot", metavar="SLOT", nargs="?", help="only this slot, this brick or preset, or presets")
     p.add_argument("--families", action="store_true", help="published models that can be read and written")
     p.set_defaults(verb=list_)
 
@@ -80,7 +78,7 @@ def list_(args: argparse.Namespace) -> int:
 
 
 def presets(width: int, asked: str) -> None:
-    """Print the models that have a name, or one of them: what it is, its arguments, and with one the spec it returns."""
+    """Print the models that have a name: what each is and its arguments; of one alone also the spec it returns."""
     from brickformer.presets import PRESETS
 
     print(PRESETS_SLOT)

@@ -46,7 +46,7 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
     p.add_argument("--head", choices=("same", "int8", "keep"), default="same", help="the map to logits")
     p.add_argument("--table", action="store_true", help="token tables too")
     p.add_argument(
-        "--out", metavar="FOLDER", help="folder in which the new run gets one of its own; default that of the old one"
+        "--out", metavar="FOLDER", help="folder in which the new run gets its own; default: beside the old one"
     )
     p.set_defaults(verb=quantize)
 

@@ -94,7 +94,7 @@ def export_gguf(trained: Trained, path: Path, kind: Kind = "f16", *, tokenizer: 
 def _compared(
     model: DecoderModel, family: Family, config: Mapping[str, Any], path: Path, kind: Kind
 ) -> tuple[float, float | None, float]:
-    """How far logits are off: read back, by llama.cpp; the largest. Errors: RunError: by more than rounding explains."""
+    """How far logits are off: read back, by llama.cpp; the largest. Errors: RunError: more than rounding explains."""
     wanted = dict(theirs(model, family))
     tensors = Numbers(path, ReadBack(path, config, wanted, model.spec.vocab), wanted, kind)
     again = unfilled(model.spec)

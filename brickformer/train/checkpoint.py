@@ -64,7 +64,7 @@ class RunFolder:
 
     @staticmethod
     def check(root: Path, name: str) -> None:
-        """What `create` would refuse, asked before the work. Errors: RunError: a bad name, a file in the folder's place."""
+        """What `create` would refuse, before the work. Errors: RunError: a bad name, a file where folders are to be."""
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise RunError(
                 f"run name: got {name!r}, expected ASCII letters (a to z), digits, '.', '_' and '-', as in text-wide."
