@@ -37,8 +37,7 @@ def loaded(name: str, who: str, hint: str = "Name a Python file.") -> ModuleType
     """A Python file as a module. who: begins every message. Errors: SpecError with file and line."""
     path = Path(os.path.expanduser(name))
     if not path.is_file():
-        beside = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        near = nearest(str(path), beside)
+        near = nearest(path.stem, [p.stem for p in path.parent.glob("*.py")])  # .py would make all of them alike
         raise SpecError(f"{who} {name}: no such file{f'; {near}' if near.endswith('?') else '.'} {hint}")
     module_name, roots = _dotted(path.resolve())
     spec = importlib.util.spec_from_file_location(module_name, path)

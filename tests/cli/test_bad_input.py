@@ -171,7 +171,8 @@ def test_a_run_with_a_brick_that_is_not_there(brick: Brick) -> None:
     spec = Path("copy/spec.json")
     spec.write_text(spec.read_text().replace('"kind": "mlp"', '"kind": "mine"'))
     for verb in (["generate", "copy", "1 2 3"], ["show", "copy"]):
-        assert "got 'mine'" in brick(*verb).error and "--use FILE.py" in brick(*verb).error
+        error = brick(*verb).error
+        assert "got 'mine'" in error and ". A brick of your own? Name its file: --use FILE.py" in error
 
 
 @pytest.mark.parametrize("after", [0, 1, 4, 6])

@@ -189,7 +189,7 @@ def test_files_that_cannot_be_used(brick: Brick) -> None:
     Path("syntax.py").write_text("x = (\n")
     Path("taken.py").write_text(MINE.replace('"bilinear"', '"mlp"'))
     assert "--use gone.py: no such file. Name" in brick("list", "--use", "gone.py").error
-    assert "no such file; did you mean 'broken.py'?" in brick("list", "--use", "brokn.py").error
+    assert "no such file; did you mean 'broken'?" in brick("list", "--use", "brokn.py").error
     assert "broken.py, line 2: AttributeError" in brick("list", "--use", "broken.py").error
     assert "syntax.py, line 1" in brick("list", "--use", "syntax.py").error
     assert "already belongs to" in brick("list", "--use", "taken.py").error
