@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import accumulate
+from typing import Final
 
 
 class BrickError(ValueError):
@@ -30,8 +32,19 @@ class RunError(BrickError):
     """A run that cannot start or go on: a broken run folder, a full disk, a loss that is not finite."""
 
 
+ROOM: Final = 200
+"""Characters of a list of names in a message."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence that offers the nearest known name, or all of them when none is near."""
-    names = sorted(known)
+    """The end of a sentence that offers the nearest known name, or those there is room for when none is near.
+
+    Of dotted names the short paths come first: they hold the others.
+    """
+    names = sorted((n for n in known if n), key=lambda n: (n.count("."), n))
     close = get_close_matches(name, names, n=1, cutoff=0.6)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names) or 'none'}"
+    if close:
+        return f"did you mean {close[0]!r}?"
+    shown = [n for n, end in zip(names, accumulate(len(n) + 2 for n in names), strict=True) if end <= ROOM] or names[:1]
+    more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
+    return f"known: {', '.join(shown) or 'none'}{more}."

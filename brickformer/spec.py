@@ -214,7 +214,11 @@ def _read_spec(expected: type[Spec], data: Any, path: str) -> Spec:
     try:
         return cls(**values)
     except SpecError as e:
-        raise e if str(e).startswith(path) else SpecError(f"{path}: {e}") from None
+        said = str(e)
+        if said.startswith(path):
+            raise
+        own = f"{cls.kind}."  # a rule of its own names the kind, as it does where there is no path
+        raise SpecError(f"{path}.{said.removeprefix(own)}" if said.startswith(own) else f"{path}: {said}") from None
 
 
 def _read_tuple(args: tuple[Any, ...], data: Any, path: str) -> tuple[Any, ...]:

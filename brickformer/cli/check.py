@@ -15,7 +15,7 @@ first loss near ln V, eval deterministic, nothing seen beyond a window.
 
 A failure names the brick, the property and the numbers, and the exit code is 1.
 SPEC_OR_RUN is a run folder (its own weights are tried as well), a JSON or YAML
-file, a preset, or the recipe reverse."""
+file, a preset (`brick list presets`), or the recipe reverse."""
 EXAMPLES = """examples:
   brick check llama
   brick check gpt2 --set layers.*.mixer.mask.window=128

@@ -17,7 +17,8 @@ operations and state bytes of one token; which attention kernel each layer takes
 on a CPU, in training, with padding and in decoding, and why not the fused one;
 and what it cannot be combined with.
 
-SPEC_OR_RUN is a run folder, a JSON or YAML file, or a preset."""
+SPEC_OR_RUN is a run folder, a JSON or YAML file, or a preset
+(`brick list presets`)."""
 EXAMPLES = """examples:
   brick explain llama
   brick explain gpt2 --set layers.*.mixer.softcap=30
@@ -73,6 +74,7 @@ def coded(what: str) -> Iterator[str]:
     """Of a run that is quantized: its kinds of matrices, how many, and the product that a decode step takes."""
     from collections import Counter
 
+    from brickformer.files import read_json
     from brickformer.quant import QuantLinear
     from brickformer.recipes import Trained
     from brickformer.recipes.weighted import is_quantized
@@ -84,7 +86,8 @@ def coded(what: str) -> Iterator[str]:
         return
     modules = [p.module for p in places(Trained.open(path).model, QuantLinear)]
     counts = Counter((repr(m.scheme), m.explain()) for m in modules if isinstance(m, QuantLinear))
-    yield "\nquantized"
+    receipt = path / "receipt.json"
+    yield f"\nquantized: {read_json(receipt)['method']}" if receipt.is_file() else "\nquantized"
     for (scheme, product), count in counts.items():
         yield f"  {count} × {scheme}: a decode step by {product}; many rows exact"
 

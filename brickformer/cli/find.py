@@ -37,7 +37,8 @@ def loaded(name: str, who: str, hint: str = "Name a Python file.") -> ModuleType
     """A Python file as a module. who: begins every message. Errors: SpecError with file and line."""
     path = Path(os.path.expanduser(name))
     if not path.is_file():
-        raise SpecError(f"{who} {name}: no such file. {hint}")
+        near = nearest(path.stem, [p.stem for p in path.parent.glob("*.py")])  # .py would make all of them alike
+        raise SpecError(f"{who} {name}: no such file{f'; {near}' if near.endswith('?') else '.'} {hint}")
     module_name, roots = _dotted(path.resolve())
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from io import BufferedReader
@@ -92,7 +93,8 @@ def generate(args: argparse.Namespace) -> int:
         total.add(stats)
         failed |= answer(chunk, results, trained, shown=shown, logprobs=args.logprobs)
     if args.stats:
-        print(total, file=sys.stderr)
+        engine = "" if way.engine is None else f"; ONNX Runtime, weights in {way.engine.weights}"
+        print(f"{total}{engine}" if total.prompt_tokens else "nothing was read, so no time was taken", file=sys.stderr)
     elif args.compile:
         print(f"compiled in {total.compile_s:.1f} s", file=sys.stderr)
     return 2 if failed else 0
@@ -130,6 +132,8 @@ def read_items(items: Sequence[str]) -> Iterator[tuple[str, str]]:
             for number, line in read_lines(item):
                 yield f"{item}, line {number}", line
         else:
+            if re.fullmatch(r"\S+\.(txt|tsv|csv|json|jsonl|md)|\.{0,2}/\S+", item):
+                print(f"brick: {item}: no such file, so it is taken as a text.", file=sys.stderr)
             yield "", item
 
 

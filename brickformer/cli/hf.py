@@ -30,10 +30,19 @@ def add_import(verbs: argparse._SubParsersAction[argparse.ArgumentParser], share
 
 def import_(args: argparse.Namespace) -> int:
     """Read, keep, say what it is."""
+    from brickformer.cli.text import command
+    from brickformer.models import EncoderModel
     from brickformer.recipes.published import imported, load
+    from brickformer.train import RunFolder
 
+    RunFolder.check(Path(args.out), args.name or "imported")
     trained = load(args.source)
     folder = imported(trained, Path(args.out), args.name)
     count = sum(p.numel() for p in trained.model.parameters())
-    print(f"{folder.path}: {trained.run.model.kind}, {count:,} parameters, {trained.target!r}")
+    print(f"{folder.path}: {trained.run.model.kind}, {count:,} parameters, {trained.target.vocab:,} tokens")
+    match trained.model:
+        case EncoderModel():
+            print(f"use it:  {command(args, f'show {folder.path}')}")
+        case _:
+            print("use it:  " + command(args, f'generate {folder.path} "TEXT"'))
     return 0

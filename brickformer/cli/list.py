@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from brickformer.spec import Spec
 
 ABOUT = """Every brick there is: its slot, what it does, its paper, and its options as
-name: type = default. One brick alone is shown with all that is known of it."""
+name: type = default. One brick alone is shown with all that is known of it.
+At the end, and alone as `brick list presets`: whole models that have a name."""
+PRESETS_SLOT = "presets"
 INDENT = " " * 18
 KEEP = "\xa0"  # a space where no line is broken
 EXAMPLES = """examples:
   brick list
   brick list mixer
+  brick list presets
   brick list attention --use my_bricks.py"""
 
 
@@ -35,7 +38,7 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("slot", metavar="SLOT", nargs="?", help="only the bricks of this slot, or one brick")
+    p.add_argument("slot", metavar="SLOT", nargs="?", help="only this slot, this brick or preset, or presets")
     p.add_argument("--families", action="store_true", help="published models that can be read and written")
     p.set_defaults(verb=list_)
 
@@ -44,9 +47,14 @@ def list_(args: argparse.Namespace) -> int:
     """Print the bricks by slot."""
     from brickformer.cli.text import screen
     from brickformer.errors import SpecError, nearest
+    from brickformer.presets import PRESETS
 
     if args.families:
         return families()
+    width = screen()
+    if args.slot in (PRESETS_SLOT, *PRESETS):
+        presets(width, args.slot)
+        return 0
     slots = by_slot()
     if args.slot is not None:
         chosen = {
@@ -55,15 +63,40 @@ def list_(args: argparse.Namespace) -> int:
         slots = {slot: bricks for slot, bricks in chosen.items() if bricks}
         if not slots:
             everything = by_slot()
-            known = [*everything, *(kind for bricks in everything.values() for kind in bricks)]
-            raise SpecError(f"brick list {args.slot}: no such slot or brick; {nearest(args.slot, known)}")
-    width = screen()
+            kinds = [kind for bricks in everything.values() for kind in bricks]
+            known = [*everything, *kinds, PRESETS_SLOT, *PRESETS]
+            raise SpecError(f"brick list {args.slot}: no such slot, brick or preset; {nearest(args.slot, known)}")
     for i, (slot, bricks) in enumerate(slots.items()):
         print("\n" * bool(i) + slot)
         for kind, cls in bricks.items():
             for line in detail(kind, cls, width) if args.slot == kind else entry(kind, cls, width):
                 print(line)
+    if args.slot is None:
+        print()
+        presets(width, PRESETS_SLOT)
     return 0
+
+
+def presets(width: int, asked: str) -> None:
+    """Print the models that have a name: what each is and its arguments; of one alone also the spec it returns."""
+    from brickformer.presets import PRESETS
+
+    print(PRESETS_SLOT)
+    for name, make in PRESETS.items():
+        if asked not in (PRESETS_SLOT, name):
+            continue
+        about = (make.__doc__ or "").strip().split("\n")[0]
+        sizes = inspect.signature(make).parameters.values()
+        options = "; ".join(
+            p.name + ("" if p.default is p.empty else f" = {plain(p.default)}").replace(" ", KEEP) for p in sizes
+        )
+        lines = [(about, f"  {name:<16}"), (options, INDENT)]
+        if asked == name:
+            needed = {"vocab": 32_000} if inspect.signature(make).parameters["vocab"].default is inspect._empty else {}
+            lines.append((repr(make(**needed)), INDENT))
+        for part, first in lines:
+            for line in textwrap.wrap(part, width, initial_indent=first, subsequent_indent=INDENT):
+                print(line.replace(KEEP, " "))
 
 
 def families() -> int:

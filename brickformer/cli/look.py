@@ -19,7 +19,8 @@ and on the mirrored place, and how far the answers move when the head is removed
 (nats a token). Mixers without attention are shown by their hidden attention.
 
 RUN may be FILE.py:make, a function that returns anyone's torch model, the inputs
-of one call (a tuple, or a dict by name) and, third, the tokens as texts."""
+of one call (a tuple, or a dict by name) and, third, the tokens as texts. Page and
+picture are look-FILE-make.html and .png in the current folder then."""
 EXAMPLES = """examples:
   brick look runs/reverse-001 "7 1 4"
   brick look runs/text-001 "Once upon" --set max_tokens=20 --layers
@@ -93,12 +94,14 @@ def show(args: argparse.Namespace) -> int:
                 raise SpecError(
                     f"brick look {args.run}: {name} belongs to a run. Leave it out: make() gives the inputs."
                 )
-        view, folder = anyones(args.run, rows, args.only), Path()
+        view, place = anyones(args.run, rows, args.only), Path(f"look-{named(args.run)}.html")
+    elif args.run.endswith(".py"):
+        raise SpecError(f"brick look {args.run}: name a function in it: brick look {args.run}:make")
     elif args.text is None:
         raise SpecError(f'brick look {args.run}: no text. Give one to answer: brick look {args.run} "TEXT"')
     else:
-        view, folder = answered(args, rows), Path(args.run).expanduser()
-    out = Path(args.out).expanduser() if args.out else folder / "look.html"
+        view, place = answered(args, rows), Path(args.run).expanduser() / "look.html"
+    out = Path(args.out).expanduser() if args.out else place
     if out.suffix != ".html":
         raise SpecError(f"--out {args.out}: expected a name that ends in .html")
     print(readable(view.title, 400))
@@ -115,6 +118,12 @@ def show(args: argparse.Namespace) -> int:
     write_whole(out.with_suffix(".png"), picture(view))
     print(f"\nopen {shown_path(out)}; as a picture: {shown_path(out.with_suffix('.png'))}")
     return 0
+
+
+def named(what: str) -> str:
+    """FILE.py:make as a part of a file's name: FILE-make."""
+    name, _, function = what.rpartition(":")
+    return f"{Path(name).stem}-{function}"
 
 
 def part(text: str) -> tuple[int, int]:

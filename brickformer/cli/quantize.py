@@ -45,12 +45,15 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
     p.add_argument("--keep", metavar="NAME", action="append", default=[], help="stays as it is; worst:N: the N worst")
     p.add_argument("--head", choices=("same", "int8", "keep"), default="same", help="the map to logits")
     p.add_argument("--table", action="store_true", help="token tables too")
-    p.add_argument("--out", metavar="FOLDER", help="where the new run goes; default beside the old one")
+    p.add_argument(
+        "--out", metavar="FOLDER", help="folder in which the new run gets its own; default: beside the old one"
+    )
     p.set_defaults(verb=quantize)
 
 
 def quantize(args: argparse.Namespace) -> int:
     """Quantize, and print the receipt."""
+    from brickformer.cli.text import command
     from brickformer.errors import SpecError
     from brickformer.recipes.quantized import Plan, quantize_run
 
@@ -71,8 +74,8 @@ def quantize(args: argparse.Namespace) -> int:
 
     folder, receipt = quantize_run(Path(args.run).expanduser(), plan, root=root, progress=progress)
     print(receipt.table())
-    print(f"\nsaved in {folder.path}: weights, spec, receipt.json, receipt.png")
-    print(f"use it:  brick generate {folder.path} ...")
+    print(f"\nsaved in {folder.path}: weights, spec, receipt.txt, receipt.json, receipt.png")
+    print(f"use it:  {command(args, f'generate {folder.path} ...')}")
     return 0
 
 

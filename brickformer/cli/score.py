@@ -11,9 +11,11 @@ ABOUT = """How probable each item is to a trained run: ln p, perplexity, ln p of
 
 ITEM is a text, or a file with one item a line; without any, items are read from
 standard input. A language model scores a text from its second token on; a run
-that answers needs SOURCE TAB TARGET and scores the target with its end. An item
-that cannot be scored is named on standard error, the others go on, and the exit
-code is 2."""
+that answers needs SOURCE TAB TARGET and scores the target with its end. A line an
+item: its text, ln p of the whole, perplexity, ln p of each token, with tabs
+between them; on a terminal a line above says so. An item that cannot be scored is
+named on standard error, the others go on, and the exit code is 2."""
+COLUMNS = ("ln p", "perplexity", "ln p of each token")
 EXAMPLES = """examples:
   brick score runs/text-001 "Once upon a time"
   brick score runs/pairs-001 pairs.tsv > scores.tsv"""
@@ -40,7 +42,7 @@ def score(args: argparse.Namespace) -> int:
     from brickformer.recipes import Trained
 
     trained = Trained.open(args.run)
-    failed = False
+    failed, head = False, sys.stdout.isatty()
     for chunk in chunks(read_items(args.items), CHUNK):
         asked = [(where, text) for where, text in chunk if text.strip() or not where]
         for (where, text), result in zip(asked, trained.score([text for _, text in asked]), strict=True):
@@ -50,6 +52,9 @@ def score(args: argparse.Namespace) -> int:
                 about = str(result.error).removeprefix("text, ")
                 print(f"brick: {where or repr(cut(text, 30))}, {about}", file=sys.stderr)
             else:
+                if head:
+                    print("\t".join(("item" if trained.writes_text else "source\ttarget", *COLUMNS)))
+                    head = False
                 whole, each = likely(result.logprobs, result.tokens, trained).split("\t", 1)
                 print(f"{text}\t{whole}\t{result.perplexity:.4f}\t{each}")
     return 2 if failed else 0

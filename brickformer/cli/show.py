@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 ABOUT = """Every brick of a model: shape, parameters, floating-point operations (FLOPs)
 and cache (KV) bytes of one token.
 
-SPEC_OR_RUN is a run folder, a JSON or YAML file, or a preset: vaswani,
-vaswani_small, gpt2, llama, bert."""
+SPEC_OR_RUN is a run folder, a JSON or YAML file, or a preset
+(`brick list presets`): vaswani, vaswani_small, gpt2, llama, bert."""
 EXAMPLES = """examples:
   brick show llama
   brick show gpt2 --set depth=2 --set layers.*.mixer.mask.window=128

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import shlex
 import shutil
 import textwrap
 
@@ -15,6 +17,11 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def command(args: argparse.Namespace, words: str) -> str:
+    """What to type next, in the shell: with the files of --use that this call had, without which it would not work."""
+    return " ".join(["brick", words, *(f"--use {shlex.quote(name)}" for name in args.use)])
 
 
 def screen() -> int:

@@ -57,10 +57,14 @@ def train(args: argparse.Namespace) -> int:
     """Say what will be done, do it, say how it went."""
     from brickformer.cli.find import recipe
     from brickformer.cli.settings import changed, parsed
+    from brickformer.cli.text import command
     from brickformer.errors import SpecError
     from brickformer.recipes import Session
-    from brickformer.train import progress
+    from brickformer.train import RunFolder, progress
 
+    for option, given, least in (("--steps", args.steps, 1), ("--seed", args.seed, 0)):
+        if given is not None and given < least:
+            raise SpecError(f"{option}: got {given}, expected at least {least}.")
     settings = parsed(args.settings)
     if args.resume is not None:
         for name in ("recipe", "data", "model", "name", "seed", "out"):
@@ -72,6 +76,7 @@ def train(args: argparse.Namespace) -> int:
     else:
         run = shortened(recipe(args.recipe, args.data, settings, args.model), args.steps)
         run = run.but(**{name: value for name in ("seed", "name") if (value := getattr(args, name)) is not None})
+        RunFolder.check(Path(args.out or "runs"), run.name)
         session = Session.new(run)
     plan(session)
     if not proved(session):
@@ -81,8 +86,10 @@ def train(args: argparse.Namespace) -> int:
         session.create_folder(Path(args.out or "runs"))
     result = session.fit(progress(sys.stderr))
     if not result.finished:
+        assert session.folder is not None
+        print(f"Go on with: {command(args, f'train --resume {session.folder.path}')}", file=sys.stderr)
         return 130
-    report(session, result)
+    print(f"use it:  {command(args, report(session, result))}")
     return 0
 
 
@@ -137,8 +144,8 @@ def model_line(spec: Any) -> str:
     return f"{spec.kind}, D {spec.dim}, {len(spec.layers)} layers"
 
 
-def report(session: Session, result: Result) -> None:
-    """The last numbers, five samples, where it is and how to use it."""
+def report(session: Session, result: Result) -> str:
+    """The last numbers, five samples, where it is; returns how to use it."""
     from brickformer.cli.text import duration, screen
 
     assert session.folder is not None
@@ -161,7 +168,7 @@ def report(session: Session, result: Result) -> None:
                 print(f"  {part}".rstrip())
         prompt = prompt.strip().split("\n")[0]
     print(f"\nsaved in {where}: weights, spec, metrics, loss.png")
-    print(f"use it:  brick generate {where} {quoted(prompt)}")
+    return f"generate {where} {quoted(prompt)}"
 
 
 def compared(examples: Sequence[Example], width: int) -> list[str]:

@@ -29,7 +29,7 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("name", metavar="NAME", help="a trap, or list")
+    p.add_argument("name", metavar="NAME", nargs="?", default="list", help="a trap; default: their list")
     p.add_argument("--seconds", type=float, default=20.0, help="for both trainings together (20)")
     p.add_argument("--no-wait", action="store_true", help="do not wait for an answer")
     p.set_defaults(verb=trap)

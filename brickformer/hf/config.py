@@ -130,7 +130,7 @@ class Config:
         """A field that is one of some words, as what it means to us. Errors: SpecError naming the nearest word."""
         value = self.get(names, str, _MISSING if default is None else default)
         if value not in choices:
-            raise self.refuse(self._said(names), f"a known one; {nearest(value, choices)}")
+            raise self.refuse(self._said(names), f"a known one; {nearest(value, choices).rstrip('.')}")
         return choices[value]
 
     def only(self, name: str, *values: Any, do: str = "") -> None:

@@ -31,7 +31,11 @@ from brickformer.spec import Spec
 
 
 class FamilyError(SpecError):
-    """No published family computes what a model computes."""
+    """No published family computes what a model computes. why: the first brick that is in the way, without `more`."""
+
+    def __init__(self, why: str, more: str = "") -> None:
+        super().__init__(f"{why}{more}")
+        self.why = why
 
 
 @final
@@ -73,8 +77,8 @@ def fit(spec: ModelSpec, only: str | None = None) -> Fit:
     more = f"; {near.fields - 1} more such fields" if near.fields > 1 else ""
     raise FamilyError(
         f"{path}: got {_short(got)}, which {'no published family' if only is None else f'no {only}'} has there. "
-        f"The nearest is {near.family.model_type}, with {_short(expected)}{more}: {_short(near.spec, 600)}. "
-        "Train that, or share the run folder itself."
+        f"The nearest is {near.family.model_type}, with {_short(expected)}{more}",
+        f": {_short(near.spec, 600)}. Train that, or share the run folder itself.",
     )
 
 
@@ -186,6 +190,6 @@ def _settled(part: Any, dim: int, width: int | None = None) -> Any:
 _COMPUTES_NOTHING = {"dropout": 0.0, "backend": "auto"}
 
 
-def _short(value: Any, most: int = 120) -> str:
+def _short(value: Any, most: int = 80) -> str:
     shown = repr(value)
     return shown if len(shown) <= most else shown[: most - 3] + "..."

@@ -35,14 +35,15 @@ NEAR: Final = 1e-3
 @final
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Largest differences of logits. theirs: None where `transformers` is not installed."""
+    """Largest differences of logits. theirs: None where `transformers` is not installed. largest: of the logits."""
 
     ours: float
     theirs: float | None
+    largest: float
 
     def __str__(self) -> str:
-        there = "not installed, so not asked" if self.theirs is None else f"{self.theirs:.2g}"
-        return f"largest difference of logits: read back {self.ours:.2g}, by transformers {there}"
+        there = "; transformers is not installed" if self.theirs is None else f", {self.theirs:.2g} by transformers"
+        return f"largest gap of logits up to {self.largest:.3g}: {self.ours:.2g} read back{there}"
 
 
 @torch.no_grad()
@@ -70,7 +71,7 @@ def compare(model: AnyModel, again: AnyModel, folder: Path) -> Check:
         theirs = float((there - here).abs().max())
         if not theirs <= NEAR * _size(here):
             raise RunError(f"{folder}: transformers reads logits that are off by {theirs:.2g}. Please report this.")
-    return Check(ours, theirs)
+    return Check(ours, theirs, float(expected.abs().max()))
 
 
 def _precision(model: AnyModel) -> float:

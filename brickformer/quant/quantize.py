@@ -201,11 +201,11 @@ def linears(model: nn.Module, keep: Iterable[str] = (), *, head: bool = True) ->
     """The maps that would be coded. Errors: BrickError: none, coded already, an unknown name in `keep`."""
     if any(True for _ in places(model, QuantLinear, QuantEmbedding)):
         raise BrickError("quantize: the model is quantized already. Start from the one in full precision.")
-    known = dict(model.named_modules())
+    known = {name for name, _ in model.named_modules()} - {""}
     kept = list(keep)
     for name in kept:
         if name not in known:
-            raise BrickError(f"quantize: keep {name!r}: the model has no such module; {nearest(name, known)}")
+            raise BrickError(f"quantize: keep {name!r}: the model has no such module; {nearest(name, _held(model))}")
     spared = set(_spared(model, head))
     found = {
         p.name: p.module
@@ -220,6 +220,12 @@ def linears(model: nn.Module, keep: Iterable[str] = (), *, head: bool = True) ->
 def _kept(name: str, keep: Iterable[str]) -> bool:
     """Whether a module is named in `keep`, or lies inside one that is."""
     return any(name == k or name.startswith(f"{k}.") for k in keep)
+
+
+def _held(model: nn.Module) -> Iterator[str]:
+    """Names that say something to keep: of what can be coded, and of all that it lies in."""
+    steps = (p.name.split(".") for p in places(model, nn.Linear, TokenEmbedding))
+    yield from dict.fromkeys(".".join(path[: i + 1]) for path in steps for i in range(len(path)))
 
 
 def _spared(model: nn.Module, head: bool) -> Iterator[nn.Module]:

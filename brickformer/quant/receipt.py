@@ -43,15 +43,15 @@ class Receipt:
         return [m.name for m in ranked if m.after][:count]
 
     def table(self) -> str:
-        """For people: every matrix on a line, then the whole."""
+        """For people: how it was done, every matrix on a line, then the whole."""
         width = max(len(m.name) for m in self.matrices)
-        lines = [f"{'matrix':<{width}}  {'shape':>13}  {'kind':<9}   error      bytes      before"]
+        lines = [self.method, "", f"{'matrix':<{width}}  {'shape':>13}  {'kind':<9}   error      bytes      before"]
         for m in self.matrices:
             shape = f"{m.shape[0]} × {m.shape[1]}"
             error = "" if m.kind == "kept" else f"{m.error:.4f}"
             lines.append(f"{m.name:<{width}}  {shape:>13}  {m.kind:<9}  {error:>6} {m.after:>10,}  {m.before:>10,}")
         before, after = sum(m.before for m in self.coded), sum(m.after for m in self.coded)
-        lines += ["", f"{self.method}: {len(self.coded)} matrices in {after:,} bytes of {before:,}, {self.ratio:.3f} ×"]
+        lines += ["", f"{len(self.coded)} matrices in {after:,} bytes of {before:,}, {self.ratio:.3f} ×"]
         for name in self.before:
             if name in self.after:
                 lines.append(_compared(name, self.before[name], self.after[name]))

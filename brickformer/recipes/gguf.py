@@ -41,19 +41,22 @@ ROUNDED: Final = {"f32": 1e-6, "f16": 2**-10, "q8_0": 1 / 200, "q4_0": 1 / 7}
 @final
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written, and how far logits are off: of the file read back, and llama.cpp's (None: not installed)."""
+    """What was written, and how far logits are off: of the file read back, and llama.cpp's (None: not installed); the
+    largest logit."""
 
     written: Written
     back: float
     off: float | None
+    largest: float
     note: str = ""
 
     def __str__(self) -> str:
         size = f"{self.written.nbytes / 2**20:.1f} MiB of {self.written.kind}"
         kept = f", {len(self.written.kept)} matrices in f16 (rows no multiple of 32)" if self.written.kept else ""
-        there = "not installed, so not asked" if self.off is None else f"{self.off:.2g}"
+        there = "; llama.cpp is not installed" if self.off is None else f", {self.off:.2g} by llama.cpp"
         note = f"\nvocabulary: {self.note}" if self.note else ""
-        return f"{size}{kept}; largest difference of logits: read back {self.back:.2g}, by llama.cpp {there}{note}"
+        gap = f"largest gap of logits up to {self.largest:.3g}: {self.back:.2g} read back{there}"
+        return f"{size}{kept}; {gap}{note}"
 
 
 def export_gguf(trained: Trained, path: Path, kind: Kind = "f16", *, tokenizer: bool = True) -> Exported:
@@ -75,7 +78,7 @@ def export_gguf(trained: Trained, path: Path, kind: Kind = "f16", *, tokenizer: 
     text = texts.get("tokenizer.json") if tokenizer else None
     assert not isinstance(text, bytes)
     words = vocabulary(text, vocab, bos=files.bos, eos=eos)
-    found: list[tuple[float, float | None]] = []
+    found: list[tuple[float, float | None, float]] = []
     written = write_gguf(
         path,
         config,
@@ -92,25 +95,25 @@ def export_gguf(trained: Trained, path: Path, kind: Kind = "f16", *, tokenizer: 
 @torch.no_grad()
 def _compared(
     model: DecoderModel, family: Family, config: Mapping[str, Any], path: Path, kind: Kind
-) -> tuple[float, float | None]:
-    """How far logits are off: read back, by llama.cpp. Errors: RunError: by more than rounding explains."""
+) -> tuple[float, float | None, float]:
+    """How far logits are off: read back, by llama.cpp; the largest. Errors: RunError: more than rounding explains."""
     wanted = dict(theirs(model, family))
     tensors = Numbers(path, ReadBack(path, config, wanted, model.spec.vocab), wanted, kind)
     again = unfilled(model.spec)
     fill(again, list(family.table(settled(model.spec))), dict.fromkeys(wanted, tensors), family, None)
     tokens = torch.randint(model.spec.vocab, (1, 16), generator=torch.Generator().manual_seed(0))
     here, back = _logits(model, tokens), _logits(again.eval(), tokens)
-    off_back = float((back - here).abs().max())
+    off_back, largest = float((back - here).abs().max()), float(here.abs().max())
     exact = next(model.parameters()).dtype == torch.float32
-    if kind in ("f32", "f16") and exact and not off_back <= NEAR[kind] * max(1.0, float(here.abs().max())):
+    if kind in ("f32", "f16") and exact and not off_back <= NEAR[kind] * max(1.0, largest):
         raise RunError(f"{path}: read back, its logits are off by {off_back:.2g}. Please report this.")
     if not installed():
-        return off_back, None
+        return off_back, None, largest
     there = logits_there(path, tokens[0])
     apart = float((there - back).abs().max())
     if not apart <= NEAR[kind] * max(1.0, float(back.abs().max())):
         raise RunError(f"{path}: llama.cpp reads logits that are off by {apart:.2g}. Please report this.")
-    return off_back, float((there - here).abs().max())
+    return off_back, float((there - here).abs().max()), largest
 
 
 def _logits(model: Any, tokens: Tensor) -> Tensor:

@@ -34,7 +34,8 @@ from brickformer.models import AnyModel, EncoderDecoderModel
 from brickformer.quant import Int4, Int8, QuantEmbedding, QuantLinear, Scheme, quantize
 from brickformer.quant.codes import Coded, check_finite
 from brickformer.recipes.trained import Trained
-from brickformer.recipes.weighted import is_quantized
+from brickformer.recipes.weighted import ENTRY, is_quantized
+from brickformer.surgery import places
 from brickformer.train import RunFolder
 
 FOLDER: Final = "onnx"
@@ -44,6 +45,12 @@ CHECKED: Final = 32
 """Tokens of a row whose logits are compared."""
 NEAR: Final = 1e-3
 """Of the largest logit, in full precision: more is another computation, not another rounding."""
+
+
+NO_GRAPH: Final = (
+    "cannot be written as an ONNX graph; expected int4 or int8. "
+    "Export the run that it was made from: brick export RUN --to onnx --bits 4"
+)
 
 
 @final
@@ -64,14 +71,16 @@ class Gap:
 
 
 def export_run(path: Path, scheme: Scheme | None, out: Path | None = None) -> tuple[Path, Gap]:
-    """(the folder, the gap). scheme: how plain weights are rounded first, or None. out: a new folder; RUN/onnx, the
-    default, is made anew.
+    """(the folder, the gap). scheme: how plain weights are rounded first, or None. out: a new folder;
+    default RUN/onnx.
 
     Errors: BrickError: a brick or codes that a graph cannot say, a run that is quantized already and a scheme, a folder
     that is there, weights that are not finite, logits that are off in full precision. Nothing is written then.
     """
-    if out is not None and out.exists():
-        raise RunError(f"{out}: is there already. Name a new folder.")
+    folder = out or path / FOLDER
+    if folder.exists() or folder.is_symlink():
+        do = "Name a new folder." if out is not None else "Remove it first, or name a folder of its own."
+        raise RunError(f"{folder}: is there already. {do}")
     coded = is_quantized(RunFolder.open(path))
     if scheme is not None and coded:
         raise RunError(f"{path}: is quantized already, and is exported with the bits it has. Leave --bits out.")
@@ -80,12 +89,12 @@ def export_run(path: Path, scheme: Scheme | None, out: Path | None = None) -> tu
         check_finite(tensor.detach(), name)
     if scheme is not None:
         quantize(trained.model, scheme)
+    weights = kinds(trained.model)
     made = export_onnx(trained.model, matrix_of)
     reader = Reader(made.graphs, made.facts(), torch.get_num_threads())
     gap = compare(trained.model, reader)
     if scheme is None and not coded and not gap.gap <= NEAR * max(1.0, gap.largest):
         raise RunError(f"{path}: ONNX Runtime answers something else: {gap}. Please report this.")
-    folder = out or path / FOLDER
     part = folder.with_name(f".{folder.name}.part")
     with writing(folder):
         try:
@@ -94,9 +103,7 @@ def export_run(path: Path, scheme: Scheme | None, out: Path | None = None) -> tu
             for name, graph in made.graphs.items():
                 write_whole(part / f"{name}.onnx", graph)
             sizes = {name: len(graph) for name, graph in made.graphs.items()}
-            write_json(part / "onnx.json", {"format": 1, "graphs": sizes, **made.facts()})
-            if folder.exists():
-                shutil.rmtree(folder)
+            write_json(part / "onnx.json", {"format": 1, "graphs": sizes, "weights": weights, **made.facts()})
             os.replace(part, folder)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
@@ -117,6 +124,12 @@ def matrix_of(module: nn.Module) -> Tensor | Blocks:
             return weight.detach()
 
 
+def kinds(model: nn.Module) -> str:
+    """In which codes the matrices of a graph are."""
+    found = [p.module.scheme.kind for p in places(model, QuantLinear) if isinstance(p.module, QuantLinear)]
+    return " and ".join(sorted(set(found))) or "float32"
+
+
 def blocks(coded: Coded, divide: Tensor | None) -> Blocks:
     """Codes as MatMulNBits reads them."""
     outputs, groups = len(coded.codes), coded.scales.shape[1]
@@ -134,7 +147,7 @@ def blocks(coded: Coded, divide: Tensor | None) -> Blocks:
             scales = np.repeat(coded.scales.float().numpy(), count, axis=1)
             return Blocks(8, BLOCK, coded.inputs, outputs, shifted.reshape(outputs, count, BLOCK), scales, None, d)
         case other:
-            raise SpecError(f"export: {other.kind} cannot be written as an ONNX graph; expected int4 or int8.")
+            raise SpecError(f"export: {other.kind} {NO_GRAPH}")
 
 
 @torch.inference_mode()
@@ -164,8 +177,8 @@ def compare(model: AnyModel, reader: Reader) -> Gap:
 class Onnx:
     """A run as exported, ready to write."""
 
-    def __init__(self, reader: Reader) -> None:
-        self.reader = reader
+    def __init__(self, reader: Reader, weights: str) -> None:
+        self.reader, self.weights = reader, weights
 
     @classmethod
     def open(cls, path: Path) -> Onnx:
@@ -173,21 +186,24 @@ class Onnx:
         folder = path / FOLDER
         file = folder / "onnx.json"
         if not file.is_file():
+            coded = RunFolder(path).spec().get(ENTRY, {}).get("modules", {})
+            if any(said.get("kind") == "nf4" for said in coded.values()):
+                raise RunError(f"{path}: nf4 {NO_GRAPH}")
             raise RunError(f"{path}: has not been exported. Run: brick export {path} --to onnx")
-        facts = read_json(file)
+        facts, again = read_json(file), f"Export it again, with {folder} removed."
         graphs = {}
         try:
             for name, size in facts["graphs"].items():
                 graphs[name] = (folder / f"{name}.onnx").read_bytes()
                 if len(graphs[name]) != size:
-                    raise RunError(
-                        f"{folder / name}.onnx: broken: {len(graphs[name])} bytes, expected {size}. Export it again."
-                    )
-            return cls(Reader(graphs, facts, torch.get_num_threads()))
+                    raise RunError(f"{folder / name}.onnx: broken: {len(graphs[name])} bytes, expected {size}. {again}")
+            return cls(
+                Reader(graphs, facts, torch.get_num_threads()), facts.get("weights", "bits that it does not say")
+            )
         except OSError as e:
-            raise RunError(f"{e.filename}: cannot be read: {e.strerror}. Export it again.") from None
+            raise RunError(f"{e.filename}: cannot be read: {e.strerror}. {again}") from None
         except (KeyError, TypeError, AttributeError):
-            raise RunError(f"{file}: broken: it does not say what the graphs take. Export it again.") from None
+            raise RunError(f"{file}: broken: it does not say what the graphs take. {again}") from None
 
     def generate(
         self, writer: Writer, texts: Sequence[str], sampling: Sampling, stop: Stop, *, samples: int = 1
@@ -241,4 +257,6 @@ class OnnxFeed:
 def described(folder: Path) -> str:
     """What is in an exported folder, in a line."""
     facts = read_json(folder / "onnx.json")
-    return ", ".join(f"{name}.onnx {size:,} bytes" for name, size in facts["graphs"].items())
+    return f"weights in {facts['weights']}; " + ", ".join(
+        f"{name}.onnx {size:,} bytes" for name, size in facts["graphs"].items()
+    )

@@ -22,6 +22,7 @@ from brickformer.errors import RunError
 from brickformer.files import write_json, write_whole
 from brickformer.generate import Stop, generate
 from brickformer.quant import Calibration, Heads, Matrix, Method, Receipt, Scheme, entry, quantize
+from brickformer.quant.quantize import linears
 from brickformer.recipes.examples import answered, share_exact
 from brickformer.recipes.run import forward
 from brickformer.recipes.trained import Trained
@@ -31,6 +32,8 @@ from brickformer.train import RunFolder, mean_loss
 
 TIMED = 32
 """Tokens of an answer whose time is taken."""
+TURNS = 5
+"""Answers of each model, one after the other's."""
 
 
 @final
@@ -52,8 +55,12 @@ class Plan:
 
     def __str__(self) -> str:
         """In words."""
-        how = f"{self.method} on {self.calibrate} batches" if self.calibrate else "rounded to nearest"
-        return f"{self.scheme!r}, {how}"
+        said = [f"{self.method} on {self.calibrate} batches" if self.calibrate else "rounded to nearest"]
+        said += [f"the {self.worst} worst kept"] if self.worst else []
+        said += [f"kept: {', '.join(self.keep)}"] if self.keep else []
+        said += [] if self.head == "same" else [f"head: {self.head}"]
+        said += ["token tables too"] if self.table else []
+        return ", ".join([repr(self.scheme), *said])
 
 
 def quantize_run(
@@ -64,6 +71,9 @@ def quantize_run(
     if is_quantized(folder):
         raise RunError(f"{path}: is quantized already. Quantize the run that it was made from.")
     trained = Trained.open(path)
+    place, name = root or path.parent, f"{trained.run.name}-{plan.scheme.kind}"
+    RunFolder.check(place, name)
+    linears(trained.model, plan.keep, head=plan.head != "keep")  # what cannot be kept is told before the work
     data = trained.run.task.prepare(trained.run.seed)
     weights = folder.path / "weights.safetensors"
     before = {**measure(trained, data), "file bytes": float(weights.stat().st_size)}
@@ -74,11 +84,11 @@ def quantize_run(
     matrices = _coded(trained.model, plan, keep, data, trained, progress)
     after = measure(trained, data)
     spec = {**plain_spec(folder), ENTRY: entry(trained.model)}
-    name = f"{trained.run.name}-{plan.scheme.kind}"
-    made = RunFolder.create(root or path.parent, name, spec=spec, run=folder.run(), tokenizer=folder.tokenizer())
+    made = RunFolder.create(place, name, spec=spec, run=folder.run(), tokenizer=folder.tokenizer())
     try:
         made.save_weights(trained.model.state_dict(), trained.step)
         after["file bytes"] = float((made.path / "weights.safetensors").stat().st_size)
+        before["ms a token"], after["ms a token"] = ms_token(Trained.open(path), trained, data)
         receipt = Receipt(str(plan), matrices, before, after)
         write_json(made.path / "receipt.json", receipt.to_dict())
         write_whole(made.path / "receipt.txt", (receipt.table() + "\n").encode())
@@ -107,7 +117,7 @@ def _coded(
 
 @torch.inference_mode()
 def measure(trained: Trained, data: Data) -> dict[str, float]:
-    """Loss on the held-out batches, bits a byte of running text or exact match of answers, milliseconds a token."""
+    """Loss on the held-out batches, bits a byte of running text or exact match of answers."""
     size = trained.run.train.batch
     found = {"loss": mean_loss(trained.model, data.validation(size), forward)}
     if trained.writes_text:
@@ -117,16 +127,20 @@ def measure(trained: Trained, data: Data) -> dict[str, float]:
         found["bits a byte"] = found["loss"] / math.log(2.0) * tokens / max(1, octets)
     else:
         found["exact"] = share_exact(answered(trained, data, trained.run.answers))
-    found["ms a token"] = ms_token(trained, data)
     return found
 
 
-def ms_token(trained: Trained, data: Data) -> float:
-    """The best of three answers to one prompt, as `brick generate` writes them."""
+@torch.inference_mode()
+def ms_token(full: Trained, coded: Trained, data: Data) -> tuple[float, float]:
+    """Milliseconds a token of two models, as `brick generate` writes one answer; the best of some, taken in turns.
+
+    What else the machine does then meets both. Errors: BrickError.
+    """
     prompt: list[int]
-    if trained.writes_text:
+    if full.writes_text:
         prompt = next(iter(data.validation(1))).inputs[0, :8].tolist()
     else:
-        prompt = trained.writer.given(data.examples()[0][0])[1] or []
-    writer, stop = trained.write(packed=True), Stop(max_tokens=TIMED)
-    return min(generate(writer, [prompt], stop=stop).stats.ms_token for _ in range(3))
+        prompt = full.writer.given(data.examples()[0][0])[1] or []
+    stop, writers = Stop(max_tokens=TIMED), (full.write(packed=True), coded.write(packed=True))
+    turns = [[generate(writer, [prompt], stop=stop).stats.ms_token for writer in writers] for _ in range(TURNS)]
+    return min(one for one, _ in turns), min(other for _, other in turns)

@@ -79,7 +79,9 @@ def advising(run: Run) -> Iterator[None]:
         yield
     except FamilyError as e:
         told = command(run)
-        raise FamilyError(f"{e} One that fits: {told}" if told else str(e)) from None
+        if told is None:
+            raise
+        raise FamilyError(f"no published family computes this model. One that fits: {told}\n{e.why}.") from None
 
 
 def command(run: Run) -> str | None:

@@ -50,8 +50,7 @@ class RunFolder:
         Two processes never get the same one. Errors: RunError: a bad name, a full disk, no permission; nothing is left
         then.
         """
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            raise RunError(f"run name: got {name!r}, expected letters, digits, '.', '_' and '-', as in text-wide.")
+        cls.check(root, name)
         folder = cls(_new_folder(root, name))
         try:
             write_json(folder.path / "spec.json", spec)
@@ -62,6 +61,17 @@ class RunFolder:
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
         return folder
+
+    @staticmethod
+    def check(root: Path, name: str) -> None:
+        """What `create` would refuse, before the work. Errors: RunError: a bad name, a file where folders are to be."""
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise RunError(
+                f"run name: got {name!r}, expected ASCII letters (a to z), digits, '.', '_' and '-', as in text-wide."
+            )
+        for place in (root, *root.parents):
+            if place.exists() and not place.is_dir():
+                raise RunError(f"{place}: is a file, and run folders go into a folder. Name another one.")
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:

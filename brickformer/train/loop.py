@@ -171,7 +171,6 @@ class _Job(Generic[B]):
         self.model.eval()
         if step < s.steps and self.run:
             self.progress.say(f"Stopped after step {step} of {s.steps}; saved in {self.run.path}.")
-            self.progress.say(f"Go on with: brick train --resume {self.run.path}")
         return Result(step, step == s.steps, watch.total(), self.record)
 
     def is_logged(self, step: int) -> bool:

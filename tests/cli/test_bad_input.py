@@ -79,7 +79,7 @@ def test_an_unseen_character(brick: Brick) -> None:
         (["model.shared=false", "model.decoder.vocab=5"], "expected at least 13"),
         (["model.encoder.embed.position.max_len=3"], "Sinusoid"),
         (["task.valid=9999999"], "expected at most"),
-        (["train.steps=0"], "steps: got 0"),
+        (["train.steps=0"], "--set train.steps: got 0"),
         (["train.optim.lr=fast"], "lr: got 'fast' (str), expected float"),
         (["train.stpes=4"], "did you mean 'steps'?"),
         (["trian.steps=4"], "did you mean 'train'?"),
@@ -97,7 +97,9 @@ def test_settings_that_cannot_be(brick: Brick, settings: list[str], says: str) -
 
 
 def test_a_bad_name_for_a_run(brick: Brick) -> None:
-    assert "run name" in brick("train", "reverse", *TINY, "--name", "../up").error
+    for name in ("../up", "诗"):
+        said = brick("train", "reverse", *TINY, "--name", name)
+        assert "run name" in said.error and "ASCII letters" in said.error and not said.out
 
 
 @pytest.mark.parametrize("name", ["spec.json", "run.json", "tokenizer.json", "weights.safetensors"])
@@ -169,7 +171,8 @@ def test_a_run_with_a_brick_that_is_not_there(brick: Brick) -> None:
     spec = Path("copy/spec.json")
     spec.write_text(spec.read_text().replace('"kind": "mlp"', '"kind": "mine"'))
     for verb in (["generate", "copy", "1 2 3"], ["show", "copy"]):
-        assert "got 'mine'" in brick(*verb).error and "--use FILE.py" in brick(*verb).error
+        error = brick(*verb).error
+        assert "got 'mine'" in error and ". A brick of your own? Name its file: --use FILE.py" in error
 
 
 @pytest.mark.parametrize("after", [0, 1, 4, 6])
@@ -200,6 +203,30 @@ def test_a_folder_without_permission(brick: Brick, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Path, "mkdir", refuse)
     assert "no permission to write" in brick("train", "reverse", *TINY, "--out", "locked").error
+
+
+def test_a_file_where_folders_are_to_be(brick: Brick) -> None:
+    """Told before anything is built, read or said."""
+    Path("README.md").touch()
+    for place in ("README.md", "README.md/runs"):
+        said = brick("train", "reverse", *TINY, "--out", place)
+        assert "README.md: is a file" in said.error and not said.out
+        assert "README.md: is a file" in brick("import", "nowhere", "--out", place).error
+
+
+def test_options_are_named_as_they_were_written(brick: Brick) -> None:
+    assert brick("train", "reverse", "--steps", "0").error == "brick: --steps: got 0, expected at least 1.\n"
+    assert brick("train", "reverse", "--seed", "-1").error == "brick: --seed: got -1, expected at least 0.\n"
+    assert brick("list", "mixr").error.startswith("brick: list mixr: no such")
+
+
+def test_a_file_of_items_that_is_not_there(brick: Brick) -> None:
+    """A text, since it may be one; but that no file has this name is said, and a word is just a word."""
+    for verb in ("generate", "score"):
+        assert "items.txt: no such file, so it is taken as a text" in brick(verb, "runs/reverse-001", "items.txt").error
+    assert "no such file" not in brick("generate", "runs/reverse-001", "x").error
+    error = brick("generate", "runs/reverse-001", "x", "--stats").err
+    assert "0 tokens/s" not in error and "nothing was read" in error
 
 
 def test_debug_shows_the_traceback(brick: Brick) -> None:

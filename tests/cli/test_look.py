@@ -131,11 +131,15 @@ def test_the_page_goes_into_the_run_folder(brick: Brick, tiny: Path, tmp_path: P
         (["FOREIGN:no_axes"], "no_axes: the model raised"),
         (["FOREIGN:no_list"], "the tokens are int; expected a list of texts"),
         (["FOREIGN:mak"], "did you mean 'make'"),
+        (["FOREIGN"], "foreign.py:make"),
+        (["FOREIGN", "7 1"], "foreign.py:make"),
+        (["TYPO:make"], "no such file; did you mean '"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )
 def test_what_cannot_be_looked_at(brick: Brick, tiny: Path, tmp_path: Path, args: list[str], expected: str) -> None:
     (tmp_path / "foreign.py").write_text(FOREIGN)
+    args = [a.replace("TYPO", str(tmp_path / "forein.py")) for a in args]
     args = [a.replace("RUN", str(tiny)).replace("FOREIGN", str(tmp_path / "foreign.py")) for a in args]
     before = contents(tiny)
     assert expected in brick("look", *args).error
@@ -156,14 +160,16 @@ def test_a_longer_text_than_the_model_takes(brick: Brick, tiny: Path) -> None:
 
 def test_anyones_model(brick: Brick, tmp_path: Path) -> None:
     (tmp_path / "foreign.py").write_text(FOREIGN)
+    (tmp_path / "look.html").write_text("mine")
     said = brick("look", f"{tmp_path / 'foreign.py'}:make")
     assert said.code == 0 and "layers.0.self_attn" in said.out
-    data = json.loads((tmp_path / "look.html").read_text().split('id="data">')[1].split("</script>")[0])
+    data = json.loads((tmp_path / "look-foreign-make.html").read_text().split('id="data">')[1].split("</script>")[0])
     assert data["labels"] == ["<b>", "b", "c"] and data["foreign"]
     said = brick("look", f"{tmp_path / 'foreign.py'}:by_name")
     assert said.code == 0 and "inner.layers.0.self_attn" in said.out
-    data = json.loads((tmp_path / "look.html").read_text().split('id="data">')[1].split("</script>")[0])
+    data = json.loads((tmp_path / "look-foreign-by_name.html").read_text().split('id="data">')[1].split("</script>")[0])
     assert data["labels"] == ["0", "1", "2"]
+    assert (tmp_path / "look.html").read_text() == "mine"
 
 
 def test_the_live_page_is_for_this_machine_and_has_two_addresses(tiny: Path) -> None:

