@@ -62,16 +62,16 @@ class Session:
         for name, own, asked in (("seed", before.seed, run.seed), ("name", before.name, run.name)):
             if asked != own:
                 raise RunError(f"{path}: {name}: got {asked!r}; the run goes on with its own, {own!r}. Leave it out.")
+        data = run.task.prepare(run.seed)
+        if data.fingerprint != folder.run().get("data"):
+            raise RunError(
+                f"{path}: the data of {run.task.kind!r} has changed since the run began. Restore it, or train anew."
+            )
         step = folder.state()[1]
         if step >= run.train.steps:
             raise RunError(
                 f"{path}: finished: {step} steps are done; got {run.train.steps}, expected more: "
                 f"brick train --resume {path} --steps N"
-            )
-        data = run.task.prepare(run.seed)
-        if data.fingerprint != folder.run().get("data"):
-            raise RunError(
-                f"{path}: the data of {run.task.kind!r} has changed since the run began. Restore it, or train anew."
             )
         session = cls(completed(run, data), folder, data, resumed=True)
         session.asked_anew = run != before

@@ -227,7 +227,7 @@ def test_llama_cpp_is_told_the_same_pieces(name: str, root: Path, tmp_path: Path
 def test_on_the_command_line(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, runs = written("marian", root), tmp_path / "runs"
     assert main(["import", str(folder), "--out", str(runs)]) == 0
-    assert "<pieces tokenizer, V=" in capsys.readouterr().out
+    assert "use it:  brick generate" in capsys.readouterr().out
     assert main(["generate", str(runs / "marian-001"), "the fox", "--set", "max_tokens=5"]) == 0
     assert (
         capsys.readouterr().out.strip() == brickformer.load(folder).generate(["the fox"], None, Stop(5)).results[0].text
