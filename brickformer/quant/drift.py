@@ -33,5 +33,6 @@ def followed(weight: Float[Tensor, "O I"], h: Float[Tensor, "I I"], d: Float[Ten
 
 
 def twin(model: nn.Module) -> nn.Module:
-    """The same modules once more around the same tensors."""
-    return copy.deepcopy(model, {id(t): t for t in chain(model.parameters(), model.buffers())})
+    """The same modules once more around the same tensors; those that hooks make (weight norm) are plain attributes."""
+    made = (t for m in model.modules() for t in m.__dict__.values() if isinstance(t, Tensor))
+    return copy.deepcopy(model, {id(t): t for t in chain(model.parameters(), model.buffers(), made)})
