@@ -185,6 +185,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         return {**tensors, **_tied(metadata, tensors)}, metadata
     except FileNotFoundError:
         raise RunError(f"{path}: missing. The run was stopped before its first save, or copied in part.") from None
+    except RunError:
+        raise
     except (safetensors.SafetensorError, ValueError, RecursionError, KeyError, EOFError) as e:
         reason = str(e).removeprefix("Error while deserializing header: ")
         raise RunError(f"{path}: broken ({reason}). Restore it from a copy, or use another run.") from None

@@ -71,12 +71,12 @@ def replace(model: nn.Module, name: str, new: nn.Module) -> None:
 def carry_hooks(old: nn.Module, new: nn.Module) -> None:
     """Whoever watches or changes the calls of `old` does so with `new`; handles remove them from both.
 
-    Left out are hooks of torch's that compute a weight which is no parameter (weight norm, pruning): `new` has its own.
+    Left out are hooks of torch's that compute a weight which is no parameter (weight norm, pruning): `new` has it as it is.
     """
     for name in _HOOKS:
         new.__dict__[name] = old.__dict__[name]
-    if "weight" not in old._parameters:
-        kept = {i: h for i, h in old._forward_pre_hooks.items() if not isinstance(h, _MAKE_WEIGHTS)}
+    kept = {i: h for i, h in old._forward_pre_hooks.items() if not isinstance(h, _MAKE_WEIGHTS)}
+    if len(kept) < len(old._forward_pre_hooks):
         new._forward_pre_hooks = OrderedDict(kept)
 
 
