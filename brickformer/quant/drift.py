@@ -28,7 +28,10 @@ def followed(weight: Float[Tensor, "O I"], h: Float[Tensor, "I I"], d: Float[Ten
     damp = DAMP * float(h.diagonal().mean())
     if damp <= 0.0 or not d.any():
         return w
-    lower, bad = torch.linalg.cholesky_ex(h + damp * torch.eye(len(h), device=h.device))
+    damped = h.clone()
+    damped.diagonal().add_(damp)
+    lower, bad = torch.linalg.cholesky_ex(damped)
+    del damped
     return w if int(bad) else torch.addmm(w, w, torch.cholesky_solve(d.t(), lower).t())
 
 

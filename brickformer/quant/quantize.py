@@ -12,6 +12,7 @@ the same codes.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -115,7 +116,8 @@ def quantize(
 @contextmanager
 def _by_data(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
     """Weights away; and readings eager, for a graph that was compiled before sees neither hooks nor what is replaced."""
-    with put_away(model, names), torch.compiler.set_stance("force_eager"):
+    compiled = "torch._dynamo" in sys.modules  # else nothing was, and it takes a second and 30 MB to ask
+    with put_away(model, names), torch.compiler.set_stance("force_eager") if compiled else nullcontext():
         yield
 
 
@@ -165,6 +167,7 @@ class _Work:
         for run in runs(stages(self.model, names, calibration.readings)):
             for some in in_budget({name: widths[name] for name in run}, budget):
                 seen = gather(self.model, some, calibration.readings, full)
+                give_back()
                 for name in some:
                     self.by_data(name, seen.pop(name), calibration.method)
 
@@ -173,6 +176,8 @@ class _Work:
         weight = _weight(self.model, name).float()
         if fed.d is not None:
             weight = followed(weight, fed.h, fed.d)
+            fed = Fed(fed.h)
+            give_back()
         match method:
             case "gptq":
                 coded, divide = polish(weight, gptq(weight, self.of(name), fed.h), fed.h), None
