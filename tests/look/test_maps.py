@@ -314,7 +314,9 @@ def test_some_rows_of_a_long_text_are_those_of_the_whole(spec: MixerSpec, monkey
 
 
 @pytest.mark.parametrize("rows", [[66, 0, 64, 64, 3], []], ids=["any order", "none"])
-@pytest.mark.parametrize("spec", [Mamba(state=4), Mamba2(head_dim=8, state=6), GatedDelta(heads=2)], ids=lambda s: s.kind)
+@pytest.mark.parametrize(
+    "spec", [Mamba(state=4), Mamba2(head_dim=8, state=6), GatedDelta(heads=2)], ids=lambda s: s.kind
+)
 def test_rows_are_asked_in_any_order_more_than_once_or_not_at_all(spec: MixerSpec, rows: list[int]) -> None:
     mixer, x, asked = spec.build(16), torch.randn(1, 67, 16), torch.tensor(rows, dtype=torch.long)
     with torch.no_grad():
