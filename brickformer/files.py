@@ -178,8 +178,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
                 said = header[name]
                 if said["dtype"] not in TYPES:
                     raise RunError(
-                        f"{path}: {name}: its numbers are of type {said['dtype']}, which is not read here. Expected one "
-                        f"of {', '.join(TYPES)}; write the file again in one of them."
+                        f"{path}: {name}: its numbers are of type {said['dtype']}, which is not read here. Expected one"
+                        f" of {', '.join(TYPES)}; write the file again in one of them."
                     )
                 tensors[name] = _tensor_at(raw, start + said["data_offsets"][0], said["shape"], TYPES[said["dtype"]])
         return {**tensors, **_tied(metadata, tensors)}, metadata

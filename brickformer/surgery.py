@@ -71,7 +71,7 @@ def replace(model: nn.Module, name: str, new: nn.Module) -> None:
 def carry_hooks(old: nn.Module, new: nn.Module) -> None:
     """Whoever watches or changes the calls of `old` does so with `new`; handles remove them from both.
 
-    Left out are hooks of torch's that compute a weight which is no parameter (weight norm, pruning): `new` has it as it is.
+    Left out are hooks of torch's that make a weight which is no parameter (weight norm, pruning): `new` has its own.
     """
     for name in _HOOKS:
         new.__dict__[name] = old.__dict__[name]

@@ -27,7 +27,6 @@ from brickformer.linear import CodedMap, FusedLinear
 from brickformer.quant.codes import give_back
 from brickformer.surgery import carry_hooks, get, replace
 
-
 _ONE_READER: Final = threading.Lock()
 """A file has one place at which it is read; a model may be run by several threads."""
 
@@ -109,7 +108,7 @@ def put_away(model: nn.Module, names: Iterable[str]) -> Iterator[None]:
 
 def _temporary() -> BinaryIO:
     try:
-        return tempfile.TemporaryFile()  # type: ignore[return-value]  # noqa: SIM115  (the caller closes it)
+        return tempfile.TemporaryFile()
     except OSError as e:
         raise _no_place(e) from None
 

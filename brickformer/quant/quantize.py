@@ -6,8 +6,9 @@
 
 Any `nn.Linear` of any model. Left as they are: routers of experts (a close call must not depend on rounding), what
 `keep` names, the head where that is asked for, maps that other code reads past their forward (torch's own
-MultiheadAttention), classes of others whose forward does more than x Wᵀ + b. Hooks go on to what takes the place. A head tied to a token table leaves it, unless the table is coded with it (`table`): then both read
-the same codes.
+MultiheadAttention), classes of others whose forward does more than x Wᵀ + b. Hooks go on to what takes
+the place. A head tied to a token table leaves it, unless the table is coded with it (`table`): then both read the same
+codes.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def quantize(
 
 @contextmanager
 def _by_data(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
-    """Weights away; and readings eager, for a graph that was compiled before sees neither hooks nor what is replaced."""
+    """Weights away; and readings eager, for a graph compiled before sees neither hooks nor what is replaced."""
     compiled = "torch._dynamo" in sys.modules  # else nothing was, and it takes a second and 30 MB to ask
     with put_away(model, names), torch.compiler.set_stance("force_eager") if compiled else nullcontext():
         yield
