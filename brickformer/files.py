@@ -176,20 +176,39 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             tensors = {}
             for name in file.keys():  # noqa: SIM118  (not a dict)
                 said = header[name]
+                if said["dtype"] not in TYPES:
+                    raise RunError(
+                        f"{path}: {name}: its numbers are of type {said['dtype']}, which is not read here. Expected one"
+                        f" of {', '.join(TYPES)}; write the file again in one of them."
+                    )
                 tensors[name] = _tensor_at(raw, start + said["data_offsets"][0], said["shape"], TYPES[said["dtype"]])
-        tied = json.loads(metadata.pop("tied", "{}"))
-        return {**tensors, **{alias: tensors[name] for alias, name in tied.items()}}, metadata
+        return {**tensors, **_tied(metadata, tensors)}, metadata
     except FileNotFoundError:
         raise RunError(f"{path}: missing. The run was stopped before its first save, or copied in part.") from None
-    except (safetensors.SafetensorError, json.JSONDecodeError, KeyError, EOFError) as e:
+    except RunError:
+        raise
+    except (safetensors.SafetensorError, ValueError, RecursionError, KeyError, EOFError) as e:
         reason = str(e).removeprefix("Error while deserializing header: ")
         raise RunError(f"{path}: broken ({reason}). Restore it from a copy, or use another run.") from None
     except OSError as e:
         raise RunError(f"{path}: cannot be read: {e.strerror or e}.") from None
 
 
+def _tied(metadata: dict[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by their other names, which `metadata` then no longer says. Errors: ValueError: names of nothing."""
+    tied = json.loads(metadata.pop("tied", "{}"))
+    if not isinstance(tied, dict) or not all(isinstance(name, str) and name in tensors for name in tied.values()):
+        raise ValueError("its list of tied names is not one of names in it")
+    return {alias: tensors[name] for alias, name in tied.items()}
+
+
 def _tensor_at(file: BinaryIO, place: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A tensor to be kept, aligned for kernels, with numbers of a file. Errors: EOFError: it ends within them."""
+    """A tensor to be kept, aligned for kernels, with numbers of a file.
+
+    Errors: EOFError: it ends within them. ValueError: no tensor has this shape.
+    """
+    if max(shape, default=0) >= 2**63:
+        raise ValueError(f"a shape of {shape}")
     tensor = torch.empty(tuple(shape), dtype=dtype)
     if tensor.numel():
         file.seek(place)

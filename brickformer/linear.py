@@ -63,6 +63,13 @@ class BranchOut(nn.Linear):
         return product(x, self.weight, self.bias)
 
 
+def is_plain(linear: nn.Linear) -> bool:
+    """Whether it computes x Wᵀ + b and nothing else: not so a class of others with a forward of its own."""
+    kind = type(linear)
+    ours = kind in (Linear, FusedLinear, BranchOut) or kind.forward is nn.Linear.forward
+    return ours and "forward" not in linear.__dict__
+
+
 class CodedMap(nn.Module, ABC):
     """Slot: a linear map whose weights are kept in another form than `nn.Linear`'s, and who knows its own product."""
 

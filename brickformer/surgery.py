@@ -8,13 +8,30 @@ replaced everywhere.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from brickformer.errors import BrickError, nearest
+
+_HOOKS: Final = (
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+    "_is_full_backward_hook",
+)
+_MAKE_WEIGHTS: Final = (WeightNorm, SpectralNorm, BasePruningMethod)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +66,18 @@ def replace(model: nn.Module, name: str, new: nn.Module) -> None:
         for key, child in list(parent._modules.items()):
             if child is old:
                 parent._modules[key] = new
+
+
+def carry_hooks(old: nn.Module, new: nn.Module) -> None:
+    """Whoever watches or changes the calls of `old` does so with `new`; handles remove them from both.
+
+    Left out are hooks of torch's that make a weight which is no parameter (weight norm, pruning): `new` has its own.
+    """
+    for name in _HOOKS:
+        new.__dict__[name] = old.__dict__[name]
+    kept = {i: h for i, h in old._forward_pre_hooks.items() if not isinstance(h, _MAKE_WEIGHTS)}
+    if len(kept) < len(old._forward_pre_hooks):
+        new._forward_pre_hooks = OrderedDict(kept)
 
 
 def tie(model: nn.Module) -> None:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from brickformer.layers import Residual
-from brickformer.linear import CodedMap
+from brickformer.linear import CodedMap, is_plain
 from brickformer.models import DecoderModel
 from brickformer.product import product
 
@@ -56,7 +56,7 @@ def _twin(module: M, made: dict[int, nn.Module]) -> M:
     other.__dict__["_modules"] = inside
     match module:
         case nn.Linear():
-            product = _product(module)
+            product = _product(module) if is_plain(module) else None
         case CodedMap():
             product = module.product()
         case Residual():

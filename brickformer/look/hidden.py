@@ -103,7 +103,7 @@ def _mamba(mixer: MambaMixer, x: Tensor, rows: Tensor) -> Iterator[tuple[slice, 
     u, _ = convolve(u, mixer.conv, line, tail)
     dt, b, c = (v[0] for v in mixer.selected(u))  # (T, I), 2 × (T, N)
     a, b, c = -mixer.A_log.to(dt.dtype).exp(), b.to(dt.dtype), c.to(dt.dtype)[rows]  # (I, N), (T, N), (R, N)
-    states, end = a.shape[1], int(rows.max()) + 1
+    states, end = a.shape[1], max(rows.tolist(), default=-1) + 1
     per = max(1, NUMBERS // (len(rows) * max(CHUNK, states) + CHUNK * CHUNK * states))
     for channels in map(slice, range(0, len(a), per), range(per, len(a) + per, per)):
         decay, passed = a[channels], dt[:, channels].double().cumsum(0)  # (I', N), (T, I')

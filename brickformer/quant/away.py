@@ -11,10 +11,11 @@ Shapes: W (O, I), x (..., I).
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO, final
+from typing import Any, BinaryIO, Final, final
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,10 @@ from torch import Tensor, nn
 from brickformer.errors import BrickError
 from brickformer.linear import CodedMap, FusedLinear
 from brickformer.quant.codes import give_back
-from brickformer.surgery import get, replace
+from brickformer.surgery import carry_hooks, get, replace
+
+_ONE_READER: Final = threading.Lock()
+"""A file has one place at which it is read; a model may be run by several threads."""
 
 
 @final
@@ -38,6 +42,7 @@ class AwayLinear(CodedMap):
         self.bias = like.bias
         self.nbytes = like.weight.nbytes
         self._place = _Place(like.weight.detach(), file)
+        carry_hooks(like, self)
 
     @property
     def weight(self) -> Float[Tensor, "O I"]:
@@ -67,8 +72,9 @@ class _Place:
         with torch.inference_mode(False):  # what comes back can be trained, wherever it was asked for
             tensor = torch.empty(self.shape, dtype=self.dtype)
             if tensor.numel():
-                self.file.seek(self.at)
-                got = self.file.readinto(tensor.view(-1).view(torch.uint8).numpy())  # type: ignore[attr-defined]
+                with _ONE_READER:
+                    self.file.seek(self.at)
+                    got = self.file.readinto(tensor.view(-1).view(torch.uint8).numpy())  # type: ignore[attr-defined]
                 assert got == tensor.nbytes, "the temporary file has lost its end"
             return tensor.to(self.device)
 
@@ -81,7 +87,7 @@ def put_away(model: nn.Module, names: Iterable[str]) -> Iterator[None]:
     """Put the weights of these linear maps away, but for those that others share. Errors: BrickError: a full disk."""
     uses = Counter(id(p) for m in dict.fromkeys(model.modules()) for p in m._parameters.values())
     away: dict[str, tuple[AwayLinear, nn.Linear]] = {}
-    with tempfile.TemporaryFile() as file:
+    with _temporary() as file:
         try:
             for name in names:
                 old = get(model, name)
@@ -100,11 +106,23 @@ def put_away(model: nn.Module, names: Iterable[str]) -> Iterator[None]:
                     replace(model, name, old)
 
 
+def _temporary() -> BinaryIO:
+    try:
+        return tempfile.TemporaryFile()
+    except OSError as e:
+        raise _no_place(e) from None
+
+
 def _written(linear: nn.Linear, file: BinaryIO) -> AwayLinear:
     try:
         return AwayLinear(linear, file).train(linear.training)
     except OSError as e:
-        raise BrickError(
-            f"quantize: {tempfile.gettempdir()} cannot hold the full weights while they are coded: {e.strerror or e}. "
-            "Make room, or set TMPDIR to a folder that has it."
-        ) from None
+        raise _no_place(e) from None
+
+
+def _no_place(e: OSError) -> BrickError:
+    where = tempfile.tempdir or "the system"  # None where no folder was found at all
+    return BrickError(
+        f"quantize: {where} cannot hold the full weights while they are coded: {e.strerror or e}. "
+        "Make room, or set TMPDIR to a folder that has it."
+    )

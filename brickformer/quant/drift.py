@@ -28,10 +28,14 @@ def followed(weight: Float[Tensor, "O I"], h: Float[Tensor, "I I"], d: Float[Ten
     damp = DAMP * float(h.diagonal().mean())
     if damp <= 0.0 or not d.any():
         return w
-    lower, bad = torch.linalg.cholesky_ex(h + damp * torch.eye(len(h), device=h.device))
+    damped = h.clone()
+    damped.diagonal().add_(damp)
+    lower, bad = torch.linalg.cholesky_ex(damped)
+    del damped
     return w if int(bad) else torch.addmm(w, w, torch.cholesky_solve(d.t(), lower).t())
 
 
 def twin(model: nn.Module) -> nn.Module:
-    """The same modules once more around the same tensors."""
-    return copy.deepcopy(model, {id(t): t for t in chain(model.parameters(), model.buffers())})
+    """The same modules once more around the same tensors; those that hooks make (weight norm) are plain attributes."""
+    made = (t for m in model.modules() for t in m.__dict__.values() if isinstance(t, Tensor))
+    return copy.deepcopy(model, {id(t): t for t in chain(model.parameters(), model.buffers(), made)})

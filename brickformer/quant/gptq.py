@@ -73,14 +73,17 @@ def _rows(
 
 
 def _inverse_root(h: Tensor) -> Tensor:
-    """U of the damped H; more damping where rounding has left H without a root."""
-    damp = DAMP * float(h.diagonal().mean())
-    eye = torch.eye(len(h), device=h.device)
+    """U of the damped H, whose diagonal is changed; more damping where rounding has left H without a root."""
+    diagonal = h.diagonal().clone()
+    damp = DAMP * float(diagonal.mean())
     for _ in range(8):
-        lower, bad = torch.linalg.cholesky_ex(h + damp * eye)
+        h.diagonal().copy_(diagonal + damp)
+        found, bad = torch.linalg.cholesky_ex(h)
         if not int(bad):
-            upper, bad = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+            found = torch.cholesky_inverse(found)
+            found, bad = torch.linalg.cholesky_ex(found, upper=True)
             if not int(bad):
-                return upper
+                return found
+        del found
         damp *= 10.0
-    return eye  # no better than rounding to nearest, and no worse
+    return torch.eye(len(h), device=h.device)  # no better than rounding to nearest, and no worse

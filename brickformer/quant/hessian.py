@@ -11,6 +11,7 @@ Shapes: x, x' (N, I), H, D (I, I), W (O, I).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -69,8 +70,9 @@ class _Sums:
                 self.d.addmm_((other - x).t(), x)
 
     def mean(self) -> Fed:
+        """What was gathered, in its place: these matrices may be larger than the map's own."""
         count = max(1, self.count)
-        return Fed(self.h / count, None if self.d is None else self.d / count)
+        return Fed(self.h.div_(count), None if self.d is None else self.d.div_(count))
 
 
 def _flat(x: Tensor) -> Tensor:
@@ -126,7 +128,7 @@ def gather(
             for s in sums.values():
                 s.others.clear()
     for name, found in sums.items():
-        if not found.h.isfinite().all():
+        if not math.isfinite(float(found.h.sum())) and not found.h.isfinite().all():
             raise BrickError(f"{name}: its inputs are not finite on the calibration data. Is the model trained?")
     return {name: found.mean() for name, found in sums.items()}
 

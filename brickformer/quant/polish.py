@@ -36,7 +36,8 @@ def polish(weight: Float[Tensor, "O I"], coded: Coded, hessian: Float[Tensor, "I
     scheme = coded.scheme
     if scheme.size is None:
         return coded
-    h = hessian + DAMP * hessian.diagonal().mean() * torch.eye(len(hessian), device=hessian.device)
+    h = hessian.clone()
+    h.diagonal().add_(DAMP * hessian.diagonal().mean())
     parts = []
     for start in range(0, len(weight), ROWS):
         at = slice(start, start + ROWS)

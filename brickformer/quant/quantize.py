@@ -6,14 +6,16 @@
 
 Any `nn.Linear` of any model. Left as they are: routers of experts (a close call must not depend on rounding), what
 `keep` names, the head where that is asked for, maps that other code reads past their forward (torch's own
-MultiheadAttention). A head tied to a token table leaves it, unless the table is coded with it (`table`): then both read
-the same codes.
+MultiheadAttention), classes of others whose forward does more than x Wᵀ + b. Hooks go on to what takes
+the place. A head tied to a token table leaves it, unless the table is coded with it (`table`): then both read the same
+codes.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, assert_never, final, get_args
 
@@ -23,7 +25,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from brickformer.embed import LogitHead, TokenEmbedding
 from brickformer.errors import BrickError, nearest
-from brickformer.linear import FusedLinear
+from brickformer.linear import FusedLinear, is_plain
 from brickformer.moe import TopKRouter
 from brickformer.quant.away import AwayLinear, put_away
 from brickformer.quant.awq import awq
@@ -34,7 +36,7 @@ from brickformer.quant.grid import Int8, Scheme
 from brickformer.quant.hessian import Fed, Reading, gather, in_budget, output_error, runs, stages
 from brickformer.quant.linear import QuantEmbedding, QuantLinear
 from brickformer.quant.polish import polish
-from brickformer.surgery import get, places, replace
+from brickformer.surgery import carry_hooks, get, places, replace
 
 Method = Literal["gptq", "awq"]
 Heads = Literal["same", "int8", "keep"]
@@ -99,7 +101,7 @@ def quantize(
     heads = {id(p.module.project) for p in places(model, LogitHead) if isinstance(p.module, LogitHead)}
     wide = {name for name in names if head == "int8" and id(get(model, name)) in heads}
     work = _Work(model, scheme, wide, {}, lambda done: progress(done, whole))
-    with torch.no_grad(), nullcontext() if calibration is None else put_away(model, names):
+    with torch.no_grad(), nullcontext() if calibration is None else _by_data(model, names):
         full = None if calibration is None else twin(model)
         for name in tables:
             work.code_table(name, names)
@@ -110,6 +112,14 @@ def quantize(
             if name not in work.report:  # no data was read, or none of it comes here: an expert that is never chosen
                 work.to_nearest(name)
     return sorted([*work.report.values(), *kept], key=lambda m: order[m.name])
+
+
+@contextmanager
+def _by_data(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
+    """Weights away; and readings eager, for a graph compiled before sees neither hooks nor what is replaced."""
+    compiled = "torch._dynamo" in sys.modules  # else nothing was, and it takes a second and 30 MB to ask
+    with put_away(model, names), torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+        yield
 
 
 @dataclass(slots=True)
@@ -133,6 +143,7 @@ class _Work:
         self.report[name] = Matrix(name, shape, coded.scheme.kind, error, _bytes(module), coded.nbytes)
         parts = module.parts if isinstance(module, (FusedLinear, AwayLinear)) else (module.out_features,)
         made = QuantLinear(coded.scheme, parts, module.in_features, bias=module.bias, divide=divide, coded=coded)
+        carry_hooks(module, made)
         replace(self.model, name, made.train(module.training))
         del module
         give_back()
@@ -157,6 +168,7 @@ class _Work:
         for run in runs(stages(self.model, names, calibration.readings)):
             for some in in_budget({name: widths[name] for name in run}, budget):
                 seen = gather(self.model, some, calibration.readings, full)
+                give_back()
                 for name in some:
                     self.by_data(name, seen.pop(name), calibration.method)
 
@@ -165,6 +177,8 @@ class _Work:
         weight = _weight(self.model, name).float()
         if fed.d is not None:
             weight = followed(weight, fed.h, fed.d)
+            fed = Fed(fed.h)
+            give_back()
         match method:
             case "gptq":
                 coded, divide = polish(weight, gptq(weight, self.of(name), fed.h), fed.h), None
@@ -186,12 +200,14 @@ class _Work:
         coded = encode(weight, scheme)
         error = output_error(weight.detach(), coded)
         made = QuantEmbedding(scheme, *weight.shape, like=weight.detach(), coded=coded)
+        carry_hooks(embedding, made)
         replace(self.model, name, made.train(embedding.training))
         kind = scheme.kind
         self.report[name] = Matrix(name, _shape(weight), kind, error, weight.nbytes, coded.nbytes)
         for other in tied:
             module = _linear(self.model, other)
             new = QuantLinear(scheme, (module.out_features,), module.in_features, bias=module.bias, coded=coded)
+            carry_hooks(module, new)
             replace(self.model, other, new.train(module.training))
             self.report[other] = Matrix(other, _shape(weight), f"{kind}, tied", error, 0, 0)
         self.tell(len(self.report))
@@ -235,6 +251,8 @@ def _spared(model: nn.Module, head: bool) -> Iterator[nn.Module]:
                 yield from module.modules()
             case LogitHead() if not head:
                 yield from module.modules()
+            case nn.Linear() if not is_plain(module):
+                yield module
             case _:
                 pass
 

@@ -313,6 +313,17 @@ def test_some_rows_of_a_long_text_are_those_of_the_whole(spec: MixerSpec, monkey
     torch.testing.assert_close(some, whole[:, rows], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("rows", [[66, 0, 64, 64, 3], []], ids=["any order", "none"])
+@pytest.mark.parametrize(
+    "spec", [Mamba(state=4), Mamba2(head_dim=8, state=6), GatedDelta(heads=2)], ids=lambda s: s.kind
+)
+def test_rows_are_asked_in_any_order_more_than_once_or_not_at_all(spec: MixerSpec, rows: list[int]) -> None:
+    mixer, x, asked = spec.build(16), torch.randn(1, 67, 16), torch.tensor(rows, dtype=torch.long)
+    with torch.no_grad():
+        some, whole = (hidden_attention(mixer, x, r) for r in (asked, None))  # type: ignore[arg-type]
+    torch.testing.assert_close(some, whole[:, asked], rtol=1e-4, atol=1e-6)
+
+
 LONG: dict[str, MixerSpec] = {
     "plain": Attention(heads=2),
     "window": Attention(heads=2, mask=Mask(window=100)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import errno
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from brickformer import llama
 from brickformer.errors import BrickError
 from brickformer.linear import FusedLinear
-from brickformer.quant import Calibration, Int4, quantize
+from brickformer.quant import Calibration, Int4, Int8, quantize
 from brickformer.quant.away import AwayLinear, put_away
 from brickformer.surgery import get, places
 
@@ -114,3 +115,49 @@ def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(BrickError, match="No space left on device. Make room, or set TMPDIR"):
         quantize(model, Int4(), Calibration([lambda m: m(torch.zeros(1, 3, dtype=torch.long))]))
     assert all(t.equal(kept[name]) for name, t in model.state_dict().items())
+
+
+def test_no_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    model = SPEC.build().eval()
+    kept = copy.deepcopy(model.state_dict())
+    with pytest.raises(BrickError, match="none cannot hold the full weights .*: No such file or directory. Make room"):
+        quantize(model, Int4(), Calibration([lambda m: m(torch.zeros(1, 3, dtype=torch.long))]))
+    assert all(t.equal(kept[name]) for name, t in model.state_dict().items())
+
+
+def test_several_threads_read_at_once() -> None:
+    model = nn.Sequential(nn.Linear(16, 700), nn.Tanh(), nn.Linear(700, 300), nn.Tanh(), nn.Linear(300, 16))
+    x = torch.randn(3, 16)
+    with torch.no_grad(), put_away(model, ["0", "2", "4"]), ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(lambda _: model(x), range(100)))
+    assert all(torch.allclose(a, model(x), atol=1e-6) for a in answers)
+
+
+def test_hooks_act_while_weights_are_away_and_afterwards() -> None:
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16)).eval()
+    x, kept = torch.randn(400, 16), copy.deepcopy(model)
+    thrice = model[0].register_forward_pre_hook(lambda _, args: (3 * args[0],))
+    model[2].register_forward_hook(lambda _, args, y: y / 2)
+    before = model(x)
+    with put_away(model, ["0", "2"]):
+        assert model(x).equal(before)
+    quantize(model, Int8(), Calibration([lambda m: m(x)]))
+    assert (model(x) - before).norm() < 0.02 * before.norm()
+    thrice.remove()
+    assert (model(x) - kept(x) / 2).norm() < 0.02 * before.norm()
+
+
+@pytest.mark.unchecked
+def test_what_was_compiled_before_is_read_all_the_same() -> None:
+    """As a graph it would see neither the hooks nor what was replaced."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16)).eval()
+    compiled: Any = torch.compile(model, backend="eager", fullgraph=True)
+    x = torch.randn(4, 16)
+    with torch.no_grad():
+        before = compiled(x)
+        plain = quantize(copy.deepcopy(model), Int4(), Calibration([lambda m: m(x)]))
+        matrices = quantize(compiled, Int4(), Calibration([lambda m: m(x)]))
+        assert [m.error for m in matrices] == [m.error for m in plain]
+        after = compiled(x)
+    assert 0 < (after - before).norm() < 0.3 * before.norm() and after.allclose(model(x), atol=1e-5)

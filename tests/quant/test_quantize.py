@@ -200,3 +200,41 @@ def test_surgery_says_what_is_not_there() -> None:
         get(model, "decoder.head.projekt")
     with pytest.raises(BrickError, match="cannot be replaced inside itself"):
         replace(model, "", nn.Identity())
+
+
+class Twice(nn.Linear):
+    """A map of someone else: more than x Wᵀ + b, with another map inside."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.more = nn.Linear(inputs, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x) + self.more(x)
+
+
+@pytest.mark.parametrize("by_data", [False, True])
+def test_a_class_of_others_that_does_more_stays(by_data: bool) -> None:
+    model, x = nn.Sequential(Twice(16, 16), nn.Tanh(), nn.Linear(16, 16)).eval(), torch.randn(4, 16)
+    before = model(x)
+    matrices = quantize(model, Int8(), Calibration([lambda m: m(x)]) if by_data else None)
+    assert {m.name: m.kind for m in matrices} == {"0": "kept", "0.more": "int8", "2": "int8"}
+    assert (model(x) - before).norm() < 0.02 * before.norm()
+
+
+def test_packing_leaves_a_class_of_others_its_forward() -> None:
+    model = small()
+    old = get(model, "stack.layers.0.mixer.out")
+    replace(model, "stack.layers.0.mixer.out", Twice(old.in_features, old.out_features))
+    plain, packed = (generate(Writer(model, packed=p), [[3, 4, 5]], stop=STOP).results[0] for p in (False, True))
+    assert plain.tokens == packed.tokens and plain.logprobs == pytest.approx(packed.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("by_data", [False, True])
+def test_a_weight_that_a_hook_makes_is_coded_as_it_is(by_data: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model, x = nn.Sequential(nn.utils.weight_norm(nn.Linear(16, 16)), nn.Linear(16, 16)), torch.randn(4, 16)
+    before = model(x)
+    quantize(model, Int8(), Calibration([lambda m: m(x)]) if by_data else None)
+    assert (model(x) - before).norm() < 0.02 * before.norm()

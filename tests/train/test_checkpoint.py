@@ -186,6 +186,28 @@ def test_a_cut_off_tensor_file_is_an_error_wherever_it_is_cut(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("dtype", "shape", "tied", "says"),
+    [
+        ("F32", [1], '{"b": ["a"]}', "broken (its list of tied names"),
+        ("F32", [1], "[1]", "broken (its list of tied names"),
+        ("F32", [1], "[" * 100_000, "broken (maximum recursion depth"),
+        ("F32", [2**63, 0], "{}", "broken (a shape of"),
+        ("F8_E8M0", [4], "{}", "a: its numbers are of type F8_E8M0, which is not read here. Expected one of F64, F32"),
+    ],
+)
+def test_what_safetensors_lets_pass_and_no_tensor_is_made_of(
+    tmp_path: Path, dtype: str, shape: list[int], tied: str, says: str
+) -> None:
+    path, size = tmp_path / "a.safetensors", 0 if 0 in shape else 4
+    header = {"__metadata__": {"tied": tied}, "a": {"dtype": dtype, "shape": shape, "data_offsets": [0, size]}}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
+    with pytest.raises(RunError) as info:
+        read_tensors(path)
+    assert message(info).startswith(f"{path}: {says}") and len(message(info)) < 400
+
+
+@pytest.mark.parametrize(
     ("content", "says"),
     [
         (b'{"kind": "dec', "broken: Unterminated string.* at line 1, column 10"),
