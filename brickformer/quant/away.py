@@ -49,9 +49,9 @@ class AwayLinear(CodedMap):
         """Read anew."""
         return self._place.read()
 
-    def forward(self, x: Float[Tensor, "*N I"]) -> Float[Tensor, "*N O"]:
+    def forward(self, input: Float[Tensor, "*N I"]) -> Float[Tensor, "*N O"]:
         """(..., I) -> (..., O)."""
-        return F.linear(x, self.weight, self.bias)
+        return F.linear(input, self.weight, self.bias)
 
     def product(self) -> Callable[[Tensor], Tensor]:
         """No other than `forward`: it reads many rows."""

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, final
 
 import torch
@@ -57,11 +58,11 @@ class _Sums:
         self.others: list[Tensor] = []
         self.count = 0
 
-    def other(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        self.others.append(_flat(args[0]))
+    def other(self, x: Tensor) -> None:
+        self.others.append(_flat(x))
 
-    def own(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        x = _flat(args[0])
+    def own(self, x: Tensor) -> None:
+        x = _flat(x)
         self.h.addmm_(x.t(), x)
         self.count += len(x)
         if self.d is not None and self.others:
@@ -95,7 +96,7 @@ def stages(model: nn.Module, names: Sequence[str], readings: Sequence[Reading]) 
                 met.append([name])
             last = x
 
-    handles = [known[n].register_forward_pre_hook(lambda _, args, n=n: note(n, args[0])) for n in names]
+    handles = [_fed(known[n], partial(note, n)) for n in names]
     with _removed(handles), torch.no_grad():
         readings[0](model)
     return met
@@ -114,12 +115,12 @@ def gather(
     maps: dict[str, Any] = {name: known[name] for name in names}
     sums = {name: _Sums(m.in_features, m.weight.device, beside is not None) for name, m in maps.items()}
     tally = _Tally(names)
-    handles = [m.register_forward_pre_hook(sums[name].own) for name, m in maps.items()]
-    handles += [m.register_forward_pre_hook(lambda *_, n=name: tally.count(n)) for name, m in maps.items()]
+    handles = [_fed(m, sums[name].own) for name, m in maps.items()]
+    handles += [_fed(m, partial(tally.count, name)) for name, m in maps.items()]
     if beside is not None:
         others = dict(beside.named_modules())
-        handles += [others[name].register_forward_pre_hook(sums[name].other) for name in names]
-        handles += [others[name].register_forward_pre_hook(lambda *_, n=name: tally.count(n)) for name in names]
+        handles += [_fed(others[name], sums[name].other) for name in names]
+        handles += [_fed(others[name], partial(tally.count, name)) for name in names]
     with _removed(handles), torch.no_grad():
         for reading in readings:
             if beside is not None:
@@ -146,7 +147,7 @@ class _Tally:
         self.names, self.first = names, Counter[str]()
         self.met = Counter[str]()
 
-    def count(self, name: str) -> None:
+    def count(self, name: str, x: Tensor) -> None:
         self.met[name] += 1
         if all(self.met[n] >= self.first[n] > 0 for n in self.names):
             raise _Enough
@@ -158,6 +159,15 @@ class _Tally:
         except _Enough:
             return
         self.first = self.first or Counter(self.met)
+
+
+def _fed(linear: nn.Module, told: Callable[[Tensor], None]) -> RemovableHandle:
+    """Tell what a map is fed, by its place or, as `nn.Linear` names it, as `input`."""
+
+    def hook(module: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        told(args[0] if args else named["input"])
+
+    return linear.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 @contextmanager

@@ -110,8 +110,9 @@ class QuantLinear(_Coded, CodedMap):
         name, why = choose(self.coded)
         return f"{name}: {why}"
 
-    def forward(self, x: Float[Tensor, "*N I"]) -> Float[Tensor, "*N O"]:
-        """(..., I) -> (..., O)."""
+    def forward(self, input: Float[Tensor, "*N I"]) -> Float[Tensor, "*N O"]:
+        """(..., I) -> (..., O). input: as `nn.Linear` names it."""
+        x = input
         if x.numel() <= FEW * self.in_features and x.numel() and not (x.requires_grad and torch.is_grad_enabled()):
             compiling = torch.compiler.is_compiling()
             if compiling and x.numel() == self.in_features and spells(self.coded):

@@ -217,6 +217,8 @@ def linears(model: nn.Module, keep: Iterable[str] = (), *, head: bool = True) ->
     """The maps that would be coded. Errors: BrickError: none, coded already, an unknown name in `keep`."""
     if any(True for _ in places(model, QuantLinear, QuantEmbedding)):
         raise BrickError("quantize: the model is quantized already. Start from the one in full precision.")
+    if any(True for _ in places(model, AwayLinear)):
+        raise BrickError("quantize: the model is being quantized just now. One at a time.")
     known = {name for name, _ in model.named_modules()} - {""}
     kept = list(keep)
     for name in kept:

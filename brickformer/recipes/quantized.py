@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from brickformer.errors import RunError
-from brickformer.files import write_json, write_whole
+from brickformer.files import replacing, write_json, write_tensors, write_whole
 from brickformer.generate import Stop, generate
 from brickformer.quant import Calibration, Heads, Matrix, Method, Receipt, Scheme, entry, quantize
 from brickformer.quant.quantize import linears
@@ -86,15 +86,16 @@ def quantize_run(
     spec = {**plain_spec(folder), ENTRY: entry(trained.model)}
     made = RunFolder.create(place, name, spec=spec, run=folder.run(), tokenizer=folder.tokenizer())
     try:
-        made.save_weights(trained.model.state_dict(), trained.step)
-        after["file bytes"] = float((made.path / "weights.safetensors").stat().st_size)
-        before["ms a token"], after["ms a token"] = ms_token(Trained.open(path), trained, data)
-        receipt = Receipt(str(plan), matrices, before, after)
-        write_json(made.path / "receipt.json", receipt.to_dict())
-        write_whole(made.path / "receipt.txt", (receipt.table() + "\n").encode())
-        picture = io.BytesIO()
-        receipt.picture().savefig(picture, format="png")
-        write_whole(made.path / "receipt.png", picture.getvalue())
+        with replacing(made.path / weights.name) as ready:  # the last to get its name: without weights it is no run
+            write_tensors(ready, trained.model.state_dict(), {"step": str(trained.step)})
+            after["file bytes"] = float(ready.stat().st_size)
+            before["ms a token"], after["ms a token"] = ms_token(Trained.open(path), trained, data)
+            receipt = Receipt(str(plan), matrices, before, after)
+            write_json(made.path / "receipt.json", receipt.to_dict())
+            write_whole(made.path / "receipt.txt", (receipt.table() + "\n").encode())
+            picture = io.BytesIO()
+            receipt.picture().savefig(picture, format="png")
+            write_whole(made.path / "receipt.png", picture.getvalue())
     except BaseException:
         shutil.rmtree(made.path, ignore_errors=True)
         raise

@@ -95,6 +95,27 @@ class Odd(nn.Module):
         return self.c(torch.relu(self.b(torch.relu(self.a(x)))))
 
 
+class Named(Odd):
+    """The same, and tells each layer by name what it is fed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(input=torch.relu(self.b(input=torch.relu(self.a(input=x)))))
+
+
+def test_inputs_may_be_named() -> None:
+    model, named, x = Odd(), Named(), torch.randn(20, 3)
+    named.load_state_dict(model.state_dict())
+    for m in (model, named):
+        quantize(m, Int4(), Calibration([lambda m: m(x)]))
+    assert named(x).equal(model(x))
+
+
+def test_one_at_a_time() -> None:
+    model = Odd()
+    with pytest.raises(BrickError, match="being quantized just now"):
+        quantize(model, Int4(), Calibration([lambda m: quantize(model, Int4())]))
+
+
 def test_layers_are_met_in_the_order_of_the_data() -> None:
     model = Odd()
     names = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -14,11 +15,12 @@ from cli.conftest import TINY
 from brickformer.cli import main
 from brickformer.errors import BrickError, RunError
 from brickformer.files import read_tensors, write_tensors
-from brickformer.quant import NF4, Int4, Int8, QuantLinear, Scheme
+from brickformer.quant import NF4, Int4, Int8, QuantLinear, Receipt, Scheme
 from brickformer.recipes import Session, Trained
 from brickformer.recipes.onnx import export_run
 from brickformer.recipes.quantized import Plan, quantize_run
 from brickformer.surgery import places
+from brickformer.train import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -134,14 +136,33 @@ def test_twice_and_further_training_are_refused(quantized: Path, tmp_path: Path)
     assert sorted(p.name for p in tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("where", ["save_weights", "picture"])
+def test_weights_come_last(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is killed before is no run."""
+    real, seen = Receipt.picture, []
+
+    def spy(receipt: Receipt) -> Any:
+        (folder,) = tmp_path.iterdir()
+        with pytest.raises(RunError, match="missing"):
+            RunFolder.open(folder)
+        seen.append(folder)
+        return real(receipt)
+
+    monkeypatch.setattr(Receipt, "picture", spy)
+    made = quantize_run(run, Plan(Int8()), root=tmp_path)[0]
+    assert seen == [made.path] and Trained.open(made.path)
+
+
+@pytest.mark.parametrize("where", ["write_tensors", "picture"])
 def test_nothing_is_left_of_one_that_fails(
     run: Path, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise RunError("the disk is full")
 
-    home = {"save_weights": "brickformer.train.RunFolder.save_weights", "picture": "brickformer.quant.Receipt.picture"}
+    home = {
+        "write_tensors": "brickformer.recipes.quantized.write_tensors",
+        "picture": "brickformer.quant.Receipt.picture",
+    }
     monkeypatch.setattr(home[where], full)
     with pytest.raises(RunError, match="full"):
         quantize_run(run, Plan(Int8()), root=tmp_path)
