@@ -276,7 +276,7 @@ def test_a_folder_that_appears_in_between_is_not_taken(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "/abs", ".hidden", "a b", "ü", "a\n"])
 def test_a_name_that_is_no_folder_name_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(RunError, match="run name: got .*expected letters"):
+    with pytest.raises(RunError, match="run name: got .*expected ASCII letters"):
         create(tmp_path / "runs", name)
     assert not (tmp_path / "runs").exists()
 
@@ -301,7 +301,7 @@ def test_a_run_that_cannot_be_created_leaves_nothing(tmp_path: Path, monkeypatch
 
 def test_a_root_that_is_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
-    with pytest.raises(RunError, match="runs: cannot be written: File exists"):
+    with pytest.raises(RunError, match="runs: is a file, and run folders go into a folder"):
         create(tmp_path / "runs")
 
 

@@ -191,15 +191,15 @@ def test_nothing_to_train_is_refused() -> None:
 @pytest.mark.parametrize(
     ("data", "named"),
     [
-        ({"kind": "adamw", "lr": -1.0}, "adamw.lr"),
-        ({"kind": "adamw", "betas": [0.9, 1.0]}, "adamw.betas"),
-        ({"kind": "adamw", "eps": 0.0}, "adamw.eps"),
-        ({"kind": "adamw", "weight_decay": -0.1}, "adamw.weight_decay"),
-        ({"kind": "muon", "momentum": 1.0}, "muon.momentum"),
+        ({"kind": "adamw", "lr": -1.0}, "spec.lr"),
+        ({"kind": "adamw", "betas": [0.9, 1.0]}, "spec.betas"),
+        ({"kind": "adamw", "eps": 0.0}, "spec.eps"),
+        ({"kind": "adamw", "weight_decay": -0.1}, "spec.weight_decay"),
+        ({"kind": "muon", "momentum": 1.0}, "spec.momentum"),
         ({"kind": "muon", "iterations": 1}, "muon.iterations.*2 to 6"),
         ({"kind": "muon", "scale": "shapes"}, "did you mean 'shape'"),
-        ({"kind": "muon", "lr": -1}, "muon.lr"),
-        ({"kind": "muon", "weight_decay": -1}, "muon.weight_decay"),
+        ({"kind": "muon", "lr": -1}, "spec.lr"),
+        ({"kind": "muon", "weight_decay": -1}, "spec.weight_decay"),
         ({"kind": "adam"}, "did you mean 'adamw'"),
     ],
 )

@@ -67,11 +67,11 @@ def test_up_to_one_at_the_end_of_the_warm_up_then_down_to_the_floor(
 @pytest.mark.parametrize(
     ("data", "named"),
     [
-        ({"kind": "cosine", "warmup": -1}, "cosine.warmup"),
-        ({"kind": "cosine", "floor": 1.5}, "cosine.floor"),
-        ({"kind": "inversesqrt", "warmup": 0}, "inversesqrt.warmup"),
-        ({"kind": "trapezoid", "cooldown": 2}, "trapezoid.cooldown"),
-        ({"kind": "constant", "warmup": -1}, "constant.warmup"),
+        ({"kind": "cosine", "warmup": -1}, "spec.warmup"),
+        ({"kind": "cosine", "floor": 1.5}, "spec.floor"),
+        ({"kind": "inversesqrt", "warmup": 0}, "spec.warmup"),
+        ({"kind": "trapezoid", "cooldown": 2}, "spec.cooldown"),
+        ({"kind": "constant", "warmup": -1}, "spec.warmup"),
         ({"kind": "cosin"}, "did you mean 'cosine'"),
     ],
 )
