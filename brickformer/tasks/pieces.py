@@ -25,6 +25,9 @@ CONFIG: Final = "tokenizer_config.json"
 _NAMED: Final = ("eos_token", "unk_token", "pad_token", "bos_token", "sep_token", "cls_token", "mask_token")
 _USUAL: Final = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
+GAPS: Final = 100
+"""How many ids there may be for one that has a piece: a list of all of them is made."""
+
 
 @final
 class PiecesTokenizer(Tokenizer, kind="pieces", unit="piece"):
@@ -47,6 +50,9 @@ class PiecesTokenizer(Tokenizer, kind="pieces", unit="piece"):
         listed = [_text(token, "additional_special_tokens") for token in more]
         added = self._added(setup)
         self._all: dict[str, int] = {**self._ids_in("vocab.json"), **added}
+        last, count = max(self._all, key=self._all.__getitem__), len(self._all)
+        if self._all[last] > GAPS * count + GAPS:
+            raise DataError(f"vocab.json: broken: {count} pieces, and {last!r} has id {self._all[last]}.")
         names = [name for name in (*specials.values(), *listed) if name is not None]
         for name in names:
             if name not in self._all:
@@ -109,7 +115,7 @@ class PiecesTokenizer(Tokenizer, kind="pieces", unit="piece"):
         if "added_tokens_decoder" not in setup:
             return self._ids_in("added_tokens.json") if self.files.get("added_tokens.json") else {}
         added = setup["added_tokens_decoder"]
-        if not isinstance(added, dict) or not all(i.isdecimal() for i in added):
+        if not isinstance(added, dict) or not all(i.isdecimal() and len(i) < 10 for i in added):
             raise DataError(f"{CONFIG}: added_tokens_decoder: expected an object of tokens by id.")
         for token in added.values():
             if isinstance(token, dict) and any(token.get(how) for how in ("lstrip", "rstrip", "single_word")):

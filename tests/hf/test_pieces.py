@@ -250,6 +250,12 @@ BROKEN = {
     "a list": ("marian", lambda f: (f / "vocab.json").write_text("[1]"), r"vocab\.json: broken: expected a JSON obj"),
     "words": ("marian", lambda f: listed(f, {"a": "b"}), r"vocab\.json: 'a': got 'b', expected an id"),
     "twice": ("marian", lambda f: listed(f, {"a": 0, "b": 0}), "two pieces have one id"),
+    "a gap": (
+        "marian",
+        lambda f: listed(f, {"</s>": 0, "<unk>": 1, "<pad>": 2**31 - 1}),
+        r"\d pieces, and '<pad>' has id 2147483647",
+    ),
+    "a large number": ("marian", lambda f: setup(f, added_tokens_decoder={"9" * 5000: "a"}), "tokens by id"),
     "no end": ("marian", lambda f: listed(f, {"<unk>": 0, "<pad>": 1}), r"vocab\.json: has no '</s>'"),
     "two lists": ("marian", lambda f: setup(f, separate_vocabs=True), "separate_vocabs: the pieces of both sides"),
     "a number": ("marian", lambda f: setup(f, eos_token=3), r"eos_token: got '3', expected a text"),
