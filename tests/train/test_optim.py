@@ -196,7 +196,7 @@ def test_nothing_to_train_is_refused() -> None:
         ({"kind": "adamw", "eps": 0.0}, "spec.eps"),
         ({"kind": "adamw", "weight_decay": -0.1}, "spec.weight_decay"),
         ({"kind": "muon", "momentum": 1.0}, "spec.momentum"),
-        ({"kind": "muon", "iterations": 1}, "muon.iterations.*2 to 6"),
+        ({"kind": "muon", "iterations": 1}, "spec.iterations.*2 to 6"),
         ({"kind": "muon", "scale": "shapes"}, "did you mean 'shape'"),
         ({"kind": "muon", "lr": -1}, "spec.lr"),
         ({"kind": "muon", "weight_decay": -1}, "spec.weight_decay"),
