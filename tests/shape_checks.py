@@ -13,8 +13,8 @@ from beartype import beartype
 from jaxtyping import AbstractArray
 
 CORE = (
-    "plain files paths spec ranges schema mask kernels attend state positions norms product linear feedforward moe "
-    "mixers layers embed init models shapes surgery presets"
+    "plain files paths pages spec ranges schema mask kernels attend state positions norms product linear feedforward "
+    "moe mixers layers embed init models shapes surgery presets"
 ).split()
 
 

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from brickformer.errors import SpecError
-from brickformer.export.graph import MICROSOFT, Blocks, Graph
+from brickformer.export.graph import MICROSOFT, Blocks, Graph, split_rows
 from brickformer.export.heads import HEAD, narrow, plain, repeat, widen
 from brickformer.feedforward import GLU, MLP, FeedForwardSpec
 from brickformer.layers import Layer, ParallelLayer, ParallelNormsLayer, Residual, StackLayer
+from brickformer.linear import FusedLinear
 from brickformer.mixers.attention import Attention, AttentionMixer
 from brickformer.mixers.base import MixerSpec
 from brickformer.mixers.cross import CrossAttention
@@ -56,6 +57,14 @@ class Site:
         assert bias is None or isinstance(bias, Tensor)
         name = self.names.setdefault(id(module), name)  # one that is met again has its weights in the graph once
         return self.graph.matmul(x, self.matrix(module), bias, name)
+
+    def parts(self, x: str, module: FusedLinear, name: str) -> list[str]:
+        """Each projection of a fused map by itself: two products take less time than one that is split afterwards."""
+        name = self.names.setdefault(id(module), name)
+        weights = split_rows(self.matrix(module), module.parts)
+        biases = [None] * len(weights) if module.bias is None else module.bias.split(module.parts)
+        made = zip(weights, biases, strict=True)
+        return [self.graph.matmul(x, weight, bias, f"{name}.{i}") for i, (weight, bias) in enumerate(made)]
 
     def past(self, name: str, shape: list[int | str]) -> str:
         """A cache as it comes in."""
@@ -141,8 +150,7 @@ class Site:
             case MLP():
                 hidden = self.activation(self.linear(x, module.into, f"{name}.into"), spec.activation)
             case GLU():
-                both = self.linear(x, module.gate_up, f"{name}.gate_up")
-                gate, up = g.op("Split", both, outputs=2, axis=-1, num_outputs=2)
+                gate, up = self.parts(x, module.gate_up, f"{name}.gate_up")
                 hidden = g.op("Mul", self.activation(gate, spec.activation), up)
             case _:
                 raise refused(spec.kind, "a feed-forward of kind mlp or glu")

@@ -7,14 +7,18 @@ reader.begin(source);  logits = reader.feed(ids)        prompts and single token
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from math import prod
 from typing import Any, Final, final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from brickformer.errors import BrickError, RunError, StateError
+from brickformer.pages import large_pages
 
 STEP: Final = 64
 """Slots by which caches grow."""
@@ -38,25 +42,26 @@ class Reader:
         options = self.ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
+        cpu = ["CPUExecutionProvider"]
         try:
-            self.sessions = {
-                name: self.ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-                for name, graph in graphs.items()
-            }
+            with large_pages():
+                self.sessions = {n: self.ort.InferenceSession(g, options, providers=cpu) for n, g in graphs.items()}
         except Exception as e:  # ONNX Runtime's errors have no base class of their own
             raise RunError(f"the graph cannot be loaded: {str(e).splitlines()[0][:200]}. Export it again.") from None
         self.caches: dict[str, list[int | str]] = dict(facts["caches"])
         self.crosses: list[str] = list(facts["crosses"])
         self.vocab = int(facts["vocab"])
         self.max_len, self.max_source = int(facts["max_len"]), int(facts["max_source"])
-        self.length = self.room = 0
-        self.binding: Any = None
-        self.buffers: dict[str, Any] = {}
+        self.decoder = self.sessions["decoder"]
+        self.length = self.room = self.width = 0
+        self.buffers: dict[str, npt.NDArray[np.float32]] = {}
+        self.given: dict[str, npt.NDArray[Any]] = {}
+        self.answer = torch.zeros(1, self.vocab)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the caches."""
-        return sum(b.numpy().nbytes for b in self.buffers.values())
+        return sum(buffer.nbytes for buffer in self.buffers.values())
 
     def begin(self, source: Sequence[int] | None = None, room: int = STEP) -> None:
         """A new row. source: what the encoder reads. room: slots that will be needed, as far as that is known.
@@ -79,7 +84,10 @@ class Reader:
         self._grow(max(1, room))
 
     def feed(self, ids: Sequence[int]) -> Float[Tensor, "1 V"]:
-        """Read tokens; logits after the last. Errors: StateError past the most slots."""
+        """Read tokens; logits after the last, in memory that the next call writes anew.
+
+        Errors: StateError past the most slots.
+        """
         total = self.length + len(ids)
         if total > self.max_len:
             raise StateError(
@@ -88,37 +96,44 @@ class Reader:
             )
         if total > self.room:
             self._grow(max(total, 2 * self.room))
-        io = self.binding
-        io.bind_cpu_input("ids", np.array([ids], np.int64))
-        if "positions" in self.inputs:
-            io.bind_cpu_input("positions", np.arange(self.length, total, dtype=np.int64)[None])
-        if "last" in self.inputs:
-            io.bind_cpu_input("last", np.array([total - 1], np.int32))
-            io.bind_cpu_input("total", np.array([total], np.int32))
-        self.sessions["decoder"].run_with_iobinding(io)
+        if len(ids) != self.width:
+            self._take(len(ids))
+        given = self.given
+        given["ids"][0] = ids
+        given["positions"][0] = np.arange(self.length, total)
+        given["last"][0], given["total"][0] = total - 1, total
+        self.decoder.run_with_iobinding(self.binding)
         self.length = total
-        return torch.from_numpy(self.logits.numpy()).view(1, self.vocab).clone()
+        return self.answer
+
+    def _take(self, width: int) -> None:
+        """Arrays for so many tokens at a time, bound as what goes in."""
+        whole, one = np.zeros((1, width), np.int64), np.zeros(1, np.int32)
+        self.given = {"ids": whole, "positions": whole.copy(), "last": one, "total": one.copy()}
+        known = {i.name for i in self.decoder.get_inputs()}
+        for name in known & set(self.given):
+            self.binding.bind_cpu_input(name, self.given[name])
+        self.width = width
 
     def _grow(self, slots: int) -> None:
         """Caches of at least so many slots, with what is in them; bound once, as what goes in and what comes out."""
         room = min(-(-slots // STEP) * STEP, max(self.max_len, slots))
-        value = self.ort.OrtValue
-        buffers: dict[str, Any] = {}
-        for name, shape in self.caches.items():
-            sized = [room if isinstance(n, str) else n for n in shape]
-            fresh = np.zeros(sized, np.float32)
-            if name in self.buffers:
-                old = self.buffers[name].numpy()
+        value = self.ort.OrtValue.ortvalue_from_numpy  # shares the array's memory
+        shapes = {name: [room if isinstance(n, str) else n for n in shape] for name, shape in self.caches.items()}
+        ends = list(accumulate(map(prod, shapes.values())))
+        whole = np.zeros(ends[-1] if ends else 0, np.float32)  # in one piece, for which numpy asks for large pages
+        buffers = {}
+        for (name, shape), end in zip(shapes.items(), ends, strict=True):
+            fresh = buffers[name] = whole[end - prod(shape) : end].reshape(shape)
+            old = self.buffers.get(name)
+            if old is not None:
                 fresh[tuple(map(slice, old.shape))] = old
-            buffers[name] = value.ortvalue_from_numpy(fresh)
-        self.buffers, self.room = buffers, room
-        session = self.sessions["decoder"]
-        self.inputs = {i.name for i in session.get_inputs()}
-        io = self.binding = session.io_binding()
-        for name, buffer in self.buffers.items():
-            io.bind_ortvalue_input(f"past.{name}", buffer)
-            io.bind_ortvalue_output(name, buffer)
+        self.buffers, self.room, self.width = buffers, room, 0
+        io = self.binding = self.decoder.io_binding()
+        for name, buffer in buffers.items():
+            shared = value(buffer)
+            io.bind_ortvalue_input(f"past.{name}", shared)
+            io.bind_ortvalue_output(name, shared)
         for name in self.crosses:
             io.bind_ortvalue_input(name, self.memory[name])
-        self.logits = value.ortvalue_from_numpy(np.zeros((1, self.vocab), np.float32))
-        io.bind_ortvalue_output("logits", self.logits)
+        io.bind_ortvalue_output("logits", value(self.answer.numpy()))

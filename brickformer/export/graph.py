@@ -9,7 +9,8 @@ becomes the operators that ONNX Runtime runs fastest. Operators of the domain co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Final, final
 
 import numpy as np
@@ -40,6 +41,18 @@ class Blocks:
     scales: npt.NDArray[np.float32]
     zeros: npt.NDArray[np.uint8] | None
     divide: npt.NDArray[np.float32] | None
+
+
+def split_rows(weight: Tensor | Blocks, parts: Sequence[int]) -> list[Tensor | Blocks]:
+    """A matrix of sum(parts) outputs as one matrix a part."""
+    if isinstance(weight, Tensor):
+        return list(weight.split(list(parts)))
+    cuts: list[Tensor | Blocks] = []
+    for end, n in zip(accumulate(parts), parts, strict=True):
+        at = slice(end - n, end)
+        zeros = None if weight.zeros is None else weight.zeros[at]
+        cuts.append(replace(weight, outputs=n, codes=weight.codes[at], scales=weight.scales[at], zeros=zeros))
+    return cuts
 
 
 @final

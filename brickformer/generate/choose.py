@@ -145,7 +145,7 @@ class Chooser:
         logits = widen(logits)
         allowed = self.constraints(logits)
         if self.sampling.greedy:
-            tokens = allowed.argmax(-1)
+            tokens = best(allowed)
         else:
             numbers = torch.tensor([u.next() for u in self.uniforms], dtype=torch.float64)
             tokens = f.draw(shape(allowed, self.sampling), numbers.to(logits.device))
@@ -204,6 +204,13 @@ class Choice:
             rest = (p.softmax(-1, dtype=torch.float64) - q.softmax(-1, dtype=torch.float64)).clamp_min(0.0)
         # all of it lost to rounding: then p and q are the same
         return self.token(rest.log() if rest.sum() > 0 else p)
+
+
+def best(logits: Float[Tensor, "B V"]) -> Int[Tensor, " B"]:
+    """The most probable token of each row. numpy compares several numbers at a time, torch on a CPU one."""
+    if logits.device.type != "cpu":
+        return logits.argmax(-1)
+    return torch.from_numpy(logits.numpy().argmax(-1))
 
 
 def widen(logits: Tensor) -> Tensor:

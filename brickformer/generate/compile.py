@@ -22,6 +22,7 @@ from torch import Tensor, fx
 from brickformer.errors import BrickError, RunError
 from brickformer.linear import CodedMap
 from brickformer.models import DecoderModel
+from brickformer.pages import enlarge
 from brickformer.state import StackState
 
 Backend = Literal["inductor", "aot_eager", "eager"]
@@ -56,6 +57,8 @@ class CompiledStep:
         for module in decoder.modules():
             if isinstance(module, CodedMap):
                 module.product()  # made now: a graph that is being compiled has no hands to pack weights with
+        if self._inner == "inductor":
+            enlarge((*decoder.parameters(), *decoder.buffers()))
 
         def step(ids: Tensor, state: StackState) -> Tensor:
             return decoder.logits(decoder.hidden(ids, None, state))[:, -1]

@@ -168,7 +168,7 @@ def compare(model: AnyModel, reader: Reader) -> Gap:
             ids = row(model.spec.vocab, reader.max_len)
             ours = model(ids)[0]
             reader.begin(None, room=len(ids[0]))
-    theirs = torch.cat([reader.feed([token]) for token in ids[0].tolist()])
+    theirs = torch.cat([reader.feed([token]).clone() for token in ids[0].tolist()])
     same = int((ours.argmax(-1) == theirs.argmax(-1)).sum())
     return Gap(float((ours - theirs).abs().max()), float(ours.abs().max()), same, len(ours))
 

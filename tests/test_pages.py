@@ -1,0 +1,102 @@
+"""Large pages, by what Linux says of this process."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from brickformer import pages
+from brickformer.pages import LARGE, enlarge, large_pages
+
+
+def in_large_pages() -> int:
+    """Bytes of this process that are in large pages."""
+    found = re.search(r"AnonHugePages:\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text())
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+@pytest.fixture
+def collapsing() -> None:
+    """Skips where the system has no large pages to give."""
+    try:
+        with mmap.mmap(-1, 4 * LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+            memory.write(b"x" * len(memory))
+            memory.madvise(25)  # MADV_COLLAPSE
+    except (OSError, AttributeError) as e:
+        pytest.skip(f"this system makes no small pages large: {e}")
+
+
+def small(mb: int) -> torch.Tensor:
+    """Memory in small pages: what malloc gives, never more than the system's default does by itself."""
+    return torch.arange(mb << 18, dtype=torch.float32)
+
+
+@pytest.mark.usefixtures("collapsing")
+def test_tensors_get_large_pages_and_keep_what_they_hold() -> None:
+    tensors = [small(32), small(32)]
+    before, sums = in_large_pages(), [t.double().sum() for t in tensors]
+    if before >= 60 * 2**20:
+        pytest.skip("this system gives large pages by itself")
+    enlarge([*tensors, tensors[0].view(2, -1), tensors[1][5:]])
+    assert in_large_pages() - before >= 56 * 2**20
+    assert [t.double().sum() for t in tensors] == sums
+
+
+@pytest.mark.usefixtures("collapsing")
+def test_small_tensors_side_by_side_share_large_pages() -> None:
+    tensors = [torch.ones(300_000) for _ in range(40)]  # 1.2 MB each: none is as large as a page
+    before = in_large_pages()
+    enlarge(tensors)
+    assert in_large_pages() - before >= 20 * 2**20
+    assert all(bool((t == 1).all()) for t in tensors)
+
+
+@pytest.mark.usefixtures("collapsing")
+def test_what_is_mapped_inside_gets_large_pages() -> None:
+    outside = small(32)
+    before = in_large_pages()
+    with large_pages():
+        inside = small(64)
+    gained = in_large_pages() - before
+    assert 60 * 2**20 <= gained <= 68 * 2**20
+    assert torch.equal(inside, small(64))
+    assert torch.equal(outside, small(32))
+
+
+def test_an_error_inside_comes_out() -> None:
+    with pytest.raises(KeyError), large_pages():
+        raise KeyError
+
+
+def test_nothing_to_do() -> None:
+    square = torch.eye(3)
+    enlarge([])
+    enlarge([torch.empty(0), square, square.to_sparse(), square.to_mkldnn(), torch.empty(9, device="meta")])
+
+
+def test_elsewhere_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages.sys, "platform", "darwin")
+    monkeypatch.setattr(pages, "MAPS", Path("nowhere"))
+    monkeypatch.setattr(pages.ctypes, "CDLL", None)
+    with large_pages():
+        enlarge([torch.ones(LARGE)])
+
+
+@pytest.mark.parametrize(
+    ("after", "new"),
+    [
+        ([(0, 10)], [(0, 10)]),
+        ([(20, 30)], []),
+        ([(15, 35)], [(15, 20), (30, 35)]),
+        ([(25, 45)], [(30, 40)]),
+        ([(0, 100)], [(0, 20), (30, 40), (50, 100)]),
+        ([(20, 31), (39, 52)], [(30, 31), (39, 40), (50, 52)]),
+    ],
+)
+def test_new_ranges(after: list[pages.Range], new: list[pages.Range]) -> None:
+    assert list(pages._new(after, [(20, 30), (40, 50)])) == new
