@@ -20,6 +20,7 @@ EXAMPLES = """examples:
   brick quantize runs/text-001 --bits 4 --calibrate 32
   brick quantize runs/text-001 --bits 4 --kind nf4 --calibrate 32 --head int8
   brick quantize runs/text-001 --bits 4 --calibrate 32 --keep worst:3
+  brick quantize runs/text-001 --bits 4 --calibrate 64 --tune 200
 
 --set reaches what a kind has: see `brick list int4` (group, symmetric), `... nf4`."""
 KINDS = {8: ("int8",), 4: ("int4", "nf4")}
@@ -42,6 +43,7 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
     p.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], dest="settings", help="of the kind")
     p.add_argument("--calibrate", metavar="N", type=int, default=0, help="round by N batches of the run's data")
     p.add_argument("--method", choices=("gptq", "awq"), default="gptq", help="how to round by data")
+    p.add_argument("--tune", metavar="STEPS", type=int, default=0, help="then learn rounding and scales on them")
     p.add_argument("--keep", metavar="NAME", action="append", default=[], help="stays as it is; worst:N: the N worst")
     p.add_argument("--head", choices=("same", "int8", "keep"), default="same", help="the map to logits")
     p.add_argument("--table", action="store_true", help="token tables too")
@@ -59,18 +61,22 @@ def quantize(args: argparse.Namespace) -> int:
 
     if args.calibrate < 0:
         raise SpecError(f"--calibrate: got {args.calibrate}, expected 0 batches or more.")
+    if args.tune < 0 or (args.tune and not args.calibrate):
+        raise SpecError(f"--tune: got {args.tune} steps, expected some, and data to learn from: --calibrate N.")
     scheme = chosen(args)
     keep, worst = [], 0
     for name in args.keep:
         found = re.fullmatch(r"worst:(\d+)", name)
         keep += [] if found else [name]
         worst += int(found[1]) if found else 0
-    plan = Plan(scheme, args.calibrate, args.method, tuple(keep), worst, args.head, args.table)
+    plan = Plan(scheme, args.calibrate, args.method, tuple(keep), worst, args.head, args.table, args.tune)
     root = None if args.out is None else Path(args.out).expanduser()
+
+    what = "matrices and steps" if args.tune else "matrices"
 
     def progress(done: int, whole: int) -> None:
         if sys.stderr.isatty():
-            print(f"\r{done} of {whole} matrices", end="\n" if done == whole else "", file=sys.stderr, flush=True)
+            print(f"\r{done} of {whole} {what}", end="\n" if done == whole else "", file=sys.stderr, flush=True)
 
     folder, receipt = quantize_run(Path(args.run).expanduser(), plan, root=root, progress=progress)
     print(receipt.table())

@@ -47,6 +47,11 @@ class Scheme(Spec):
         """Whether groups have a zero point of their own."""
         return False
 
+    @property
+    def step(self) -> float:
+        """From one code to the next, in units of the scale; the mean where codes lie unevenly."""
+        return 1.0
+
     @abstractmethod
     def fit(self, w: Tensor, importance: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Scales (O, G) in bfloat16, zero points (O, G) in uint8 or None. importance: (G, N), of each input."""
@@ -159,6 +164,11 @@ class NF4(Scheme):
     def size(self) -> int | None:
         """The group."""
         return self.group
+
+    @property
+    def step(self) -> float:
+        """Of 16 levels from -1 to 1."""
+        return 2.0 / 15.0
 
     def fit(self, w: Tensor, importance: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """s = the longest weight, shortened."""

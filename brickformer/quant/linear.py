@@ -105,6 +105,11 @@ class QuantLinear(_Coded, CodedMap):
         w = self.coded.weight()
         return w if self.divide is None else w / self.divide
 
+    def put(self, coded: Coded) -> None:
+        """Other codes and scales of the same sizes."""
+        self.codes, self.scales = coded.codes, coded.scales
+        self._kernel.forget()
+
     def explain(self) -> str:
         """Which product a decode step takes, and why."""
         name, why = choose(self.coded)

@@ -13,10 +13,12 @@ codes.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import count
 from typing import Literal, assert_never, final, get_args
 
 import torch
@@ -36,6 +38,7 @@ from brickformer.quant.grid import Int8, Scheme
 from brickformer.quant.hessian import Fed, Reading, gather, in_budget, output_error, runs, stages
 from brickformer.quant.linear import QuantEmbedding, QuantLinear
 from brickformer.quant.polish import polish
+from brickformer.quant.tune import logits, tune
 from brickformer.surgery import carry_hooks, get, places, replace
 
 Method = Literal["gptq", "awq"]
@@ -46,10 +49,24 @@ Heads = Literal["same", "int8", "keep"]
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Calibration:
-    """Data to round by. readings: each has the model read one batch. method: "gptq" or "awq"."""
+    """Data to round by. readings: each has the model read one batch. method: "gptq" or "awq".
+
+    tune: steps in which rounding and scales of all matrices are then learned together (tune.py), each on one reading,
+    in turn; readings return logits then, and it takes the memory of training.
+    """
 
     readings: Sequence[Reading]
     method: Method = "gptq"
+    tune: int = 0
+
+    def check(self) -> None:
+        """Errors: BrickError: no data, no such method, no number of steps."""
+        if not self.readings:
+            raise BrickError("quantize: got no calibration data, expected at least one batch.")
+        if self.method not in get_args(Method):
+            raise BrickError(f"quantize: method: got {self.method!r}, expected 'gptq' or 'awq'.")
+        if type(self.tune) is not int or self.tune < 0:
+            raise BrickError(f"quantize: tune: got {self.tune!r}, expected a number of steps, 0 or more.")
 
 
 @final
@@ -82,14 +99,18 @@ def quantize(
     """Code the matrices of `model`, in place; what became of each, in the model's order.
 
     keep: names of modules that stay as they are, with all inside them. head: see `Heads`. table: whether token tables
-    are coded too. progress: told how many matrices of how many are done. Nothing changes unless all weights are
-    finite; inputs that are not finite on calibration data leave a model that is coded up to there.
+    are coded too. progress: told how many matrices, and steps of tuning, of how many are done. Nothing changes unless
+    all weights are finite; inputs that are not finite on calibration data leave a model that is coded up to there.
     Errors: BrickError: nothing to code, coded already, weights that are not finite, an unknown name.
     """
     keep = tuple(keep)
     names = list(linears(model, keep, head=head != "keep"))
     tables = [p.name for p in places(model, TokenEmbedding) if not _kept(p.name, keep)] if table else []
-    whole = len(names) + len(tables)
+    steps = 0
+    if calibration is not None:
+        calibration.check()
+        steps = calibration.tune
+    whole = len(names) + len(tables) + steps
     order = {name: i for i, (name, _) in enumerate(model.named_modules())}
     kept = [
         Matrix(p.name, _shape(p.module.weight), "kept", 0.0, _bytes(p.module), _bytes(p.module))
@@ -111,6 +132,8 @@ def quantize(
         for name in names:
             if name not in work.report:  # no data was read, or none of it comes here: an expert that is never chosen
                 work.to_nearest(name)
+        if calibration is not None and full is not None and steps and names:
+            work.tuned(names, calibration, full)
     return sorted([*work.report.values(), *kept], key=lambda m: order[m.name])
 
 
@@ -131,6 +154,7 @@ class _Work:
     wide: set[str]
     report: dict[str, Matrix]
     tell: Callable[[int], None]
+    budget: int = 0
 
     def of(self, name: str) -> Scheme:
         """How a matrix is coded."""
@@ -159,18 +183,19 @@ class _Work:
 
     def calibrated(self, names: Sequence[str], calibration: Calibration, full: nn.Module) -> None:
         """In the order in which data meets them, each fed by what those before it have become. full: the twin."""
-        if not calibration.readings:
-            raise BrickError("quantize: got no calibration data, expected at least one batch.")
-        if calibration.method not in get_args(Method):
-            raise BrickError(f"quantize: method: got {calibration.method!r}, expected 'gptq' or 'awq'.")
-        widths = {name: _linear(self.model, name).in_features for name in names}
-        budget = max(_bytes(_linear(self.model, name)) for name in names)
+        if calibration.tune:
+            logits(calibration.readings[0](self.model))  # what cannot be learned from is told before the work
+        self.budget = max(_bytes(_linear(self.model, name)) for name in names)
         for run in runs(stages(self.model, names, calibration.readings)):
-            for some in in_budget({name: widths[name] for name in run}, budget):
+            for some in self.at_once(run):
                 seen = gather(self.model, some, calibration.readings, full)
                 give_back()
                 for name in some:
                     self.by_data(name, seen.pop(name), calibration.method)
+
+    def at_once(self, names: Sequence[str]) -> list[list[str]]:
+        """Names whose inputs can be gathered together without taking more memory than the largest matrix."""
+        return in_budget({name: _inputs(self.model, name) for name in names}, self.budget)
 
     def by_data(self, name: str, fed: Fed, method: Method) -> None:
         """One matrix, rounded by what it is fed."""
@@ -189,6 +214,18 @@ class _Work:
         error = output_error(weight, coded, divide, fed.h)
         del weight
         self.put(name, coded, error, divide)
+
+    def tuned(self, names: Sequence[str], calibration: Calibration, full: nn.Module) -> None:
+        """All of them once more, together; what became of the error of each."""
+        steps = count(len(self.report) + 1)
+        readings, each = calibration.readings, calibration.tune
+        tune(self.model, full, names, readings, steps=each, tell=lambda: self.tell(next(steps)))
+        for some in self.at_once(names):
+            for name, fed in gather(self.model, some, readings).items():
+                module = get(self.model, name)
+                assert isinstance(module, QuantLinear)
+                error = output_error(_weight(full, name), module.coded, module.divide, fed.h)
+                self.report[name] = dataclasses.replace(self.report[name], error=error)
 
     def code_table(self, name: str, names: Sequence[str]) -> None:
         """A token table, and every head that is tied to it: one set of codes."""
@@ -263,6 +300,12 @@ def _linear(model: nn.Module, name: str) -> nn.Linear | AwayLinear:
     module = get(model, name)
     assert isinstance(module, (nn.Linear, AwayLinear))
     return module
+
+
+def _inputs(model: nn.Module, name: str) -> int:
+    module = get(model, name)
+    assert isinstance(module, (nn.Linear, AwayLinear, QuantLinear))
+    return module.in_features
 
 
 def _weight(model: nn.Module, name: str) -> Tensor:

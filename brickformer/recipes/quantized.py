@@ -11,7 +11,7 @@ import io
 import math
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
@@ -41,8 +41,9 @@ TURNS = 5
 class Plan:
     """How a run is quantized.
 
-    calibrate: batches of training data to round by, 0 for none. worst: how many matrices with the largest errors stay
-    as they are, beside those named in `keep`. head, table: see `quantize`.
+    calibrate: batches of training data to round by, 0 for none. tune: steps on them in which rounding and scales are
+    learned afterwards (quant/tune.py). worst: how many matrices with the largest errors stay as they are, beside those
+    named in `keep`. head, table: see `quantize`.
     """
 
     scheme: Scheme
@@ -52,10 +53,12 @@ class Plan:
     worst: int = 0
     head: Heads = "same"
     table: bool = False
+    tune: int = 0
 
     def __str__(self) -> str:
         """In words."""
         said = [f"{self.method} on {self.calibrate} batches" if self.calibrate else "rounded to nearest"]
+        said += [f"tuned for {self.tune} steps"] if self.tune else []
         said += [f"the {self.worst} worst kept"] if self.worst else []
         said += [f"kept: {', '.join(self.keep)}"] if self.keep else []
         said += [] if self.head == "same" else [f"head: {self.head}"]
@@ -79,7 +82,8 @@ def quantize_run(
     before = {**measure(trained, data), "file bytes": float(weights.stat().st_size)}
     keep = list(plan.keep)
     if plan.worst:
-        keep += Receipt("", _coded(trained.model, plan, keep, data, trained, progress)).worst(plan.worst)
+        first = replace(plan, tune=0)
+        keep += Receipt("", _coded(trained.model, first, keep, data, trained, progress)).worst(plan.worst)
         trained = Trained.open(path)
     matrices = _coded(trained.model, plan, keep, data, trained, progress)
     after = measure(trained, data)
@@ -112,7 +116,7 @@ def _coded(
 ) -> list[Matrix]:
     size = trained.run.train.batch
     readings = [lambda m, i=i: forward(m, data.batch(i, size)) for i in range(plan.calibrate)]
-    calibration = Calibration(readings, plan.method) if readings else None
+    calibration = Calibration(readings, plan.method, plan.tune) if readings else None
     return quantize(model, plan.scheme, calibration, keep=keep, head=plan.head, table=plan.table, progress=progress)
 
 

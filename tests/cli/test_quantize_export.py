@@ -37,6 +37,16 @@ def test_a_quantized_run_answers_as_before(brick: Brick, trained: Path) -> None:
     assert brick("show", folder).code == 0 and brick("score", folder, "7 1 4\t4 1 7").code == 0
 
 
+def test_a_tuned_run_says_so(brick: Brick, tiny: Path) -> None:
+    said = brick("quantize", tiny, "--bits", "4", "--calibrate", "3", "--tune", "4", "--keep", "worst:1", "--out", ".")
+    assert said.code == 0 and said.out.startswith("Int4(), gptq on 3 batches, tuned for 4 steps, the 1 worst kept\n")
+    folder = Path(said.out.split("use it:  brick generate ")[1].split()[0])
+    assert brick("generate", folder, *ITEMS).code == 0
+    for more in (["--tune", "4"], ["--calibrate", "3", "--tune", "-1"]):
+        error = brick("quantize", tiny, "--bits", "4", *more, "--out", ".").error
+        assert f"--tune: got {more[-1]} steps, expected some, and data to learn from: --calibrate N." in error
+
+
 def test_bad_requests_to_quantize(brick: Brick, tiny: Path) -> None:
     assert "has not 4 bits. Use int4 or nf4" in brick("quantize", tiny, "--bits", "4", "--kind", "int8").error
     assert "Leave --group out" in brick("quantize", tiny, "--bits", "8", "--group", "32").error
