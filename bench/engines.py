@@ -90,7 +90,7 @@ def built(wish: Wish, scheme: str = "") -> Any:
     model = make(vocab=s.vocab, dim=s.dim, depth=s.depth, heads=s.heads, hidden=s.hidden).build().eval()
     model = model.to(getattr(torch, wish.dtype))
     if scheme:
-        quantize(model, {"int8": Int8, "int4": Int4}[scheme]())
+        quantize(model, {"int8": Int8(), "int4": Int4(), "int4 in groups of 64": Int4(group=64)}[scheme])
     return model
 
 
@@ -298,7 +298,7 @@ ENGINES: dict[str, Callable[[Wish], Job]] = {
     **{f"ours, {s}": partial(ours, packed=True, scheme=s) for s in ("int8", "int4")},
     **{f"ours, compiled {s}": partial(ours, compiled=True, scheme=s) for s in ("int8", "int4")},
     "ONNX Runtime": onnx,
-    **{f"ONNX Runtime {s}": partial(onnx, scheme=s) for s in ("int8", "int4")},
+    **{f"ONNX Runtime {s}": partial(onnx, scheme=s) for s in ("int8", "int4", "int4 in groups of 64")},
     "bare F.linear": products,
     "transformers": transformers,
     "transformers, no cache": partial(transformers, use_cache=False),

@@ -95,7 +95,7 @@ def file_size(tensors: dict[str, Tensor]) -> int:
 def speed(args: argparse.Namespace, missing: list[str]) -> list[str]:
     """Milliseconds a token."""
     ours = ["ours", "ours, packed", "ours, int8", "ours, int4", *(f"ours, compiled{s}" for s in ("", " int8", " int4"))]
-    graphs = ["ONNX Runtime", "ONNX Runtime int8", "ONNX Runtime int4"]
+    graphs = ["ONNX Runtime", *(f"ONNX Runtime {s}" for s in ("int8", "int4", "int4 in groups of 64"))]
     peers = {
         "translate": ["CTranslate2 float32", "CTranslate2 int8"],
         "llama": ["llama.cpp F32", "llama.cpp Q8_0", "llama.cpp Q4_0"],
