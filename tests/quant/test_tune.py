@@ -137,6 +137,15 @@ def test_u_begins_beside_the_full_weight_inside_its_code(scheme: Scheme) -> None
     assert (error <= before + 1e-6).all() and error.mean() < 0.3 * before.mean()
 
 
+def test_inputs_that_are_divided() -> None:
+    """Weights have grown by d and inputs are divided by it: u is of the grown ones, and answers are W x."""
+    full, d = nn.Linear(64, 8), torch.rand(64) + 0.5
+    made = QuantLinear(Int8(), (8,), 64, bias=full.bias, divide=d, coded=encode(full.weight * d, Int8()))
+    latent, x = _Latent(made, full), torch.randn(5, 64)
+    torch.testing.assert_close((latent.units * latent.scale).flatten(1), full.weight * d, rtol=0.02, atol=1e-3)
+    torch.testing.assert_close(latent.forward(x), full(x), rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
 def test_slopes(scheme: Scheme) -> None:
     """∂ŵ/∂u = s, ∂ŵ/∂s = the number of the code: asked with a random slope of the weights."""
