@@ -146,6 +146,8 @@ def _apart(model: nn.Module, full: nn.Module, reading: Reading) -> Tensor:
     loss = F.kl_div(found, wanted, reduction="none", log_target=True).sum(-1).mean()
     if not math.isfinite(loss.item()):
         raise BrickError("tune: predictions are not finite on the calibration data. Quantize without tuning.")
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        raise BrickError("tune: a reading computes without gradients, which learning takes. Quantize without tuning.")
     return loss
 
 

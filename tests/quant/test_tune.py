@@ -257,6 +257,15 @@ def test_predictions_that_are_not_finite() -> None:
         tune(coded, full, names, [lambda m: m(ids) * math.inf], steps=3)
 
 
+def test_a_model_that_computes_without_gradients() -> None:
+    full = trained()
+    coded = copy.deepcopy(full)
+    quantize(coded, Int4())
+    names = [p.name for p in places(coded, QuantLinear)]
+    with pytest.raises(BrickError, match="tune: a reading computes without gradients"):
+        tune(coded, full, names, [torch.no_grad()(readings(1)[0])], steps=3)
+
+
 def test_progress_counts_steps_too() -> None:
     told: list[tuple[int, int]] = []
     quantize(trained(), Int4(), calibration(count=3, steps=5), progress=lambda *at: told.append(at))
