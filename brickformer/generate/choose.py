@@ -179,8 +179,8 @@ class Choice:
     def token(self, p: Float[Tensor, "1 V"]) -> int:
         """Choose from p; -1 where nothing is allowed."""
         if self.sampling.greedy:
-            best = int(p.argmax(-1))
-            return best if p[0, best] > -torch.inf or self.constraints.idle else -1
+            token = int(best(p))
+            return token if p[0, token] > -torch.inf or self.constraints.idle else -1
         if not self.constraints.idle and not (p > -torch.inf).any():
             return -1
         return int(f.draw(p, torch.tensor([self.uniform.next()], dtype=torch.float64).to(p.device)))

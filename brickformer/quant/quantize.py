@@ -220,7 +220,8 @@ class _Work:
         steps = count(len(self.report) + 1)
         readings, each = calibration.readings, calibration.tune
         tune(self.model, full, names, readings, steps=each, tell=lambda: self.tell(next(steps)))
-        for some in self.at_once(names):
+        met = [name for stage in stages(self.model, names, readings) for name in stage]
+        for some in self.at_once(met):
             for name, fed in gather(self.model, some, readings).items():
                 module = get(self.model, name)
                 assert isinstance(module, QuantLinear)

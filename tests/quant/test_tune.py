@@ -94,6 +94,14 @@ def test_with_every_method_and_head(method: str, head: str) -> None:
     assert all(math.isfinite(m.error) and (m.error > 0) == (m.kind != "kept") for m in report)
 
 
+def test_an_expert_that_no_data_reaches_keeps_its_error() -> None:
+    """It is rounded to nearest and stays so."""
+    model = nn.ModuleDict({"met": nn.Linear(40, 40), "never": nn.Linear(40, 40)})
+    reading = [lambda m: m["met"](F.one_hot(text(1), 40).float())] * 2
+    report = {m.name: m for m in quantize(model, Int4(), Calibration(reading, tune=3))}
+    assert report["never"].error == pytest.approx(0.08, abs=0.05) and report["met"].error > 0.0
+
+
 def test_an_encoder_decoder() -> None:
     full = vaswani(vocab=40, dim=32, depth=1, heads=4, hidden=48).build().eval()
     coded = copy.deepcopy(full)
