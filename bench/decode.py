@@ -1,12 +1,13 @@
-"""Decoding on a CPU: milliseconds a token, ours beside the peers, in four tables.
+"""Decoding on a CPU: milliseconds a token, ours beside the peers, in five tables.
 
-    python bench/decode.py [--rounds 7] [--threads N] [--only 1 2 3 4] [--tiny]
+    python bench/decode.py [--rounds 7] [--threads N] [--only 1 2 3 4 5] [--tiny]
     python bench/decode.py --profile          where the time of the second table's float32 model goes
 
 1. The article's encoder-decoder: d 512, 6 + 6 layers, ff 2048, V 8000, source 20, 50 tokens, batch 1, float32.
 2. A decoder of Llama's shape, 134 M parameters: d 768, 12 layers, ff 2048, V 32000; 64 tokens after 16; fp32 and bf16.
 3. The same model on batches of 1, 8 and 32 prompts of unequal lengths.
 4. How the time of a token grows with the context, with a float32 and an int8 cache.
+5. What large pages give (brickformer/pages.py) to whoever asks for them.
 
 Every engine has a process of its own (bench/engines.py) with equally many threads; they take turns, one job each.
 Weights are random, every answer has its full length. The floor is the bytes of weights that one token needs over the
@@ -30,7 +31,7 @@ from typing import Any
 
 import torch
 from common import keep, median, table, take_turns
-from engines import Wish, built, matrices, ours
+from engines import SMALL, Wish, built, matrices, ours
 
 warnings.filterwarnings("ignore")
 ENGINES = Path(__file__).with_name("engines.py")
@@ -207,6 +208,21 @@ def fourth(args: argparse.Namespace, missing: list[str]) -> list[str]:
     return ["## 4. Growth with the context, batch 1: ms a token, with a float32 and an int8 cache", table(head, rows)]
 
 
+def fifth(args: argparse.Namespace, missing: list[str]) -> list[str]:
+    """Large pages and small ones."""
+    wish = Wish("", "llama", args.threads, args.tiny, tokens=5 if args.tiny else 64)
+    names = [*(f"ours, compiled{s}" for s in ("", " int8", " int4")), "ONNX Runtime", "ONNX Runtime int4"]
+    both = [name + pages for name in names for pages in ("", SMALL)]
+    times, _ = measured({name: replace(wish, engine=name) for name in both}, args.rounds, missing)
+    rows = [
+        (name, f"{times[name]:.2f}", f"{times[name + SMALL]:.2f}", f"{times[name] / times[name + SMALL]:.2f}")
+        for name in names
+        if name in times
+    ]
+    head = ("engine", "large pages", "small pages", "÷")
+    return [f"## 5. Decoder of 134 M parameters, batch 1, {wish.tokens} tokens: ms a token by pages", table(head, rows)]
+
+
 def profiled(args: argparse.Namespace) -> str:
     """Shares of the operations in a float32 answer, packed and not: self time, the largest first."""
     from torch.profiler import ProfilerActivity, profile
@@ -230,7 +246,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--rounds", type=int, default=7)
     p.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    p.add_argument("--only", type=int, nargs="*", default=[1, 2, 3, 4])
+    p.add_argument("--only", type=int, nargs="*", default=[1, 2, 3, 4, 5])
     p.add_argument("--profile", action="store_true", help="shares of the operations, and nothing else")
     p.add_argument("--tiny", action="store_true", help="to see that it runs; nothing is kept")
     args = p.parse_args()
@@ -246,7 +262,7 @@ def main() -> None:
         f"`Writer(packed=True)`, as `brick generate` has it. Compiled: `brick generate --compile`, compiling "
         f"not counted. Bare: `F.linear` over the matrices, nothing else."
     ]
-    for number, measure in enumerate((first, second, third, fourth), 1):
+    for number, measure in enumerate((first, second, third, fourth, fifth), 1):
         if number in args.only:
             began = time.perf_counter()
             parts += measure(args, missing)
@@ -256,7 +272,7 @@ def main() -> None:
     if args.tiny:
         print("\n\n".join(parts))
     else:
-        part = "" if len(args.only) == 4 else "-" + "-".join(map(str, args.only))
+        part = "" if len(args.only) == 5 else "-" + "-".join(map(str, args.only))
         keep(f"decode{part}", "Decoding on a CPU", parts, "transformers", "ctranslate2")
 
 

@@ -111,6 +111,16 @@ def ours(wish: Wish, *, packed: bool = False, compiled: bool = False, use_cache:
     return lambda: generate(writer, prompts(wish), stop=Stop(max_tokens=wish.tokens), use_cache=use_cache)
 
 
+def small_pages(wish: Wish, job: Callable[[Wish], Job]) -> Job:
+    """The same, and no memory is put in large pages (brickformer/pages.py)."""
+    from unittest import mock
+
+    from brickformer import pages
+
+    mock.patch.object(pages, "COLLAPSE", 0).start()  # MADV_NORMAL: as it is
+    return job(wish)
+
+
 def growth(wish: Wish, *, compiled: bool = False) -> Job:
     """Steps after a prompt of `context` tokens that has been read; reading it is not part of the time."""
     import torch
@@ -305,6 +315,10 @@ ENGINES: dict[str, Callable[[Wish], Job]] = {
     "CTranslate2 float32": partial(ctranslate2, kind="float32"),
     "CTranslate2 int8": partial(ctranslate2, kind="int8"),
     **{f"llama.cpp {kind}": partial(llama_cpp, kind=kind) for kind in ("F32", "F16", "Q8_0", "Q4_0")},
+}
+SMALL = ", small pages"
+ENGINES |= {
+    name + SMALL: partial(small_pages, job=job) for name, job in ENGINES.items() if "ours" in name or "ONNX" in name
 }
 
 

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +44,7 @@ class Way:
         return 0 if self.method is None else MORE * count if self.tune else count
 
 
+STORIES = DATA / "tinystories-656k"
 STEPS = 640
 """Of tuning."""
 MORE = 4
@@ -81,11 +81,11 @@ ROWS = 160
 def quality(args: argparse.Namespace, missing: list[str]) -> list[str]:
     """Loss on real weights."""
     found: dict[str, dict[str, float]] = {}
-    folder = DATA / "tinystories-656k"
-    if folder.is_dir():
-        found["656 k"] = stories(load(folder).model, 8 if args.tiny else ROWS)
+    if STORIES.is_dir():
+        model = Stories(8 if args.tiny else ROWS)
+        found["656 k"] = {name: model.delta(way) for name, way in WAYS.items()}
     else:
-        missing.append(str(folder))
+        missing.append(str(STORIES))
     text = DATA / "tinyshakespeare" / "input.txt"
     learnt = 0
     with runs(args.runs) as root:
@@ -165,24 +165,28 @@ def digits(run: Path) -> dict[str, tuple[float, float]]:
     return found
 
 
-@torch.no_grad()
-def stories(model: Any, count: int) -> dict[str, float]:
-    """Δ loss on text the model wrote itself; calibration on other such text, `count` rows of it."""
+class Stories:
+    """The 656 k model and texts that it wrote itself: `count` to round by, more to tune by, 64 to measure on."""
 
-    def written(rows: int, seed: int) -> Tensor:
+    def __init__(self, count: int = ROWS) -> None:
+        self.count, self.model = count, load(STORIES).model
+        self.seen, self.held = self._written(MORE * count, 2), self._written(min(64, count), 1)
+        self.before = self._loss(self.model)
+
+    def _written(self, rows: int, seed: int) -> Tensor:
         seeds = [1000 * seed + i for i in range(rows)]
-        made = generate(model, [[1]] * rows, Sampling(temperature=1.0), Stop(max_tokens=255), seeds=seeds, batch=64)
+        writing = Sampling(temperature=1.0), Stop(max_tokens=255)
+        made = generate(self.model, [[1]] * rows, *writing, seeds=seeds, batch=64)
         return torch.tensor([[1, *r.tokens] for r in made.results])
 
-    def loss(m: nn.Module) -> float:
-        return F.cross_entropy(m(held[:, :-1]).flatten(0, 1).double(), held[:, 1:].flatten()).item()
+    @torch.no_grad()
+    def _loss(self, model: nn.Module) -> float:
+        return F.cross_entropy(model(self.held[:, :-1]).flatten(0, 1).double(), self.held[:, 1:].flatten()).item()
 
-    held, seen = written(min(64, count), 1), written(MORE * count, 2)
-    before, found = loss(model), {}
-    for name, way in WAYS.items():
-        made = copy.deepcopy(model)
-        readings = [lambda m, ids=ids: m(ids) for ids in seen[: way.more(count)].split(8)]
-        steps = way.tune * count // ROWS
+    def delta(self, way: Way, rows: int | None = None) -> float:
+        """Δ loss of one way. rows: to round by, where it is not the way's own number."""
+        made, steps = copy.deepcopy(self.model), way.tune * self.count // ROWS
+        seen = self.seen[: way.more(self.count) if rows is None else rows]
+        readings = [lambda m, ids=ids: m(ids) for ids in seen.split(8)]
         quantize(made, way.scheme, Calibration(readings, way.method, steps) if way.method else None, head=way.head)
-        found[name] = loss(made) - before
-    return found
+        return self._loss(made) - self.before
