@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
+from functools import partial
 from itertools import cycle
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -20,10 +22,13 @@ from torch import Tensor, nn
 
 from brickformer.generate.pack import _product
 from brickformer.product import _linear
+from brickformer.quant import Int4, Int8, products, quantize
 
 READ = 120_000_000
 WRITING = [(o, i, rows) for rows in (1, 8, 32)
            for o, i in ((512, 512), (2048, 512), (512, 2048), (4096, 768), (32_000, 768))]  # fmt: skip
+CODED = [(o, i, rows) for rows in (8, 16, 32, 64, 128, 256)
+         for o, i in ((512, 512), (768, 2048), (2304, 768), (32_000, 768))]  # fmt: skip
 LEARNING = [(1152, 384), (384, 384), (2048, 384), (384, 1024)]
 Job = Callable[[], Tensor]
 
@@ -69,6 +74,25 @@ def learning(outputs: int, inputs: int) -> tuple[str, ...]:
     return (f"{outputs} × {inputs}", *shown(forward, 30), *shown(back, 30))
 
 
+@torch.inference_mode()
+def coded(outputs: int, inputs: int, rows: int) -> tuple[str, ...]:
+    """Weights in 8 and 4 bits: torch's kernel, and the matrix made anew and multiplied."""
+    x, times = torch.randn(rows, inputs), []
+    for scheme in (Int8(), Int4()):
+        model = nn.Sequential(nn.Linear(inputs, outputs, bias=False)).eval()
+        quantize(model, scheme)
+        jobs = {name: partial(with_kernels, most, model, x) for name, most in (("kernel", rows), ("made", 0))}
+        kernel, made = (median(t) for t in take_turns(jobs, 9, warm=2).values())
+        times += [f"{1e3 * kernel:.2f}", f"{1e3 * made:.2f}", f"{kernel / made:.2f}"]
+    return (f"{outputs} × {inputs}", str(rows), *times)
+
+
+def with_kernels(most: int, model: nn.Module, x: Tensor) -> object:
+    """Kernels up to so many rows."""
+    with mock.patch.dict(products.FEW, cpu=most):
+        return model(x)
+
+
 def shown(jobs: dict[str, Job], rounds: int) -> list[str]:
     """Medians, and a dash for what is not there."""
     times = {name: f"{1e3 * median(t):.2f}" for name, t in take_turns(jobs, rounds, warm=3).items()}
@@ -88,6 +112,10 @@ def main() -> None:
             f"Milliseconds, float32, {torch.get_num_threads()} threads, medians; outputs × inputs.",
             "## Few rows: writing",
             table(("matrix", "rows", "F.linear", "oneDNN", "packed"), few),
+            "## Coded weights: torch's kernel, and the matrix made and multiplied",
+            table(
+                ("matrix", "rows", "int8, kernel", "made", "÷", "int4, kernel", "made", "÷"), [coded(*s) for s in CODED]
+            ),
             "## 2048 rows: learning",
             table(("matrix", "F.linear", "oneDNN", "dx, torch", "dx, oneDNN"), [learning(*s) for s in LEARNING]),
         ],

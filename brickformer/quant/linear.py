@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from brickformer.linear import CodedMap
 from brickformer.quant.codes import Coded, sizes
 from brickformer.quant.grid import Scheme
-from brickformer.quant.products import FEW, Product, choose, made, one_row, spells
+from brickformer.quant.products import Product, choose, few, made, one_row, spells
 
 
 @final
@@ -117,10 +117,10 @@ class QuantLinear(_Coded, CodedMap):
 
     def forward(self, input: Float[Tensor, "*N I"]) -> Float[Tensor, "*N O"]:
         """(..., I) -> (..., O). input: as `nn.Linear` names it."""
-        x = input
-        if x.numel() <= FEW * self.in_features and x.numel() and not (x.requires_grad and torch.is_grad_enabled()):
+        x, size = input, input.numel()
+        if 0 < size <= few(x.device) * self.in_features and not (x.requires_grad and torch.is_grad_enabled()):
             compiling = torch.compiler.is_compiling()
-            if compiling and x.numel() == self.in_features and spells(self.coded):
+            if compiling and size == self.in_features and spells(self.coded):
                 return one_row(x, self.coded, self.bias, self.divide)
             product = self._kernel.product if compiling else self._kernel(self.coded)
             if product is not None:
@@ -137,18 +137,17 @@ class QuantLinear(_Coded, CodedMap):
     def product(self) -> Callable[[Tensor], Tensor]:
         """`forward` without a look at the module; the sums and their order are the same. A graph that is compiled
         after this has been asked for holds this product too."""
-        kernel, most = self._kernel(self.coded), FEW * self.in_features
+        kernel, most = self._kernel(self.coded), few(self.codes.device) * self.in_features
         outputs, bias, divide = self.out_features, self.bias, self.divide
         if kernel is None:
             return self.forward
 
-        def few(x: Tensor) -> Tensor:
-            size = x.numel()
-            if size > most or not size or (x.requires_grad and torch.is_grad_enabled()):
+        def product(x: Tensor) -> Tensor:
+            if not 0 < x.numel() <= most or (x.requires_grad and torch.is_grad_enabled()):
                 return self.forward(x)
             return _few(x, kernel, outputs, bias, divide)
 
-        return few
+        return product
 
 
 def _few(x: Tensor, product: Product, outputs: int, bias: Tensor | None, divide: Tensor | None) -> Tensor:

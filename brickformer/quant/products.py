@@ -6,8 +6,9 @@
     tinygemm  torch._weight_int4pack_mm                       CUDA from compute capability 8, int4, x in bfloat16
     gemv_4bit of bitsandbytes, where it is installed          CUDA, NF4, one row of x in bfloat16
 
-The fast ones read weights as they are packed and are for few rows at a time (a decode step); many rows keep the
-arithmetic busy, and there the matrix is made once for all of them. They sum in float32 what was rounded to bfloat16:
+The fast ones read weights as they are packed and are for few rows at a time (a decode step, a short prompt); many rows
+keep the arithmetic busy, and there the matrix is made once for all of them. The fast ones sum in float32 what was
+rounded to bfloat16:
 
     |y - exact| ≤ 2⁻⁸ · (|x| |W|ᵀ + |y|),   plus 2⁻⁸ · 8 s |x| of each group where groups have zero points of their own
 
@@ -30,8 +31,8 @@ from brickformer.product import spelled_out
 from brickformer.quant.codes import Coded, unpack
 from brickformer.quant.grid import LEVELS, NF4, Int4, Int8
 
-FEW: Final = 8
-"""Rows up to which reading packed weights is quicker than making the matrix."""
+FEW: Final = {"cpu": 64}
+"""Rows up to which reading packed weights is quicker than making the matrix, by device (bench/product.py); else 8."""
 
 LANES: Final = 32
 ROWS: Final = 16
@@ -63,6 +64,11 @@ def choose(coded: Coded) -> tuple[str, str]:
             return "exact", "bitsandbytes, which has a product of nf4 weights for cuda, is not installed"
         case other:
             return "exact", f"torch has no product of {other.kind} weights"
+
+
+def few(device: torch.device) -> int:
+    """The rows of x that are few."""
+    return FEW.get(device.type, 8)
 
 
 def made(coded: Coded) -> Product | None:

@@ -152,7 +152,7 @@ def blocks(coded: Coded, divide: Tensor | None) -> Blocks:
 
 @torch.inference_mode()
 def compare(model: AnyModel, reader: Reader) -> Gap:
-    """Token by token on a drawn row, against the exact product of the same codes."""
+    """Token by token on a drawn row, against ours, all at once."""
     drawn = torch.Generator().manual_seed(0)
 
     def row(vocab: int, most: int) -> Tensor:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from brickformer.quant import NF4, Int4, Int8, QuantLinear, Scheme, encode
 from brickformer.quant.codes import grouped
-from brickformer.quant.products import FEW, _nf4, choose, for_bitsandbytes, made
+from brickformer.quant.products import _nf4, choose, few, for_bitsandbytes, made
 
+FEW = few(torch.device("cpu"))
 FAST = [Int8(), Int4(), Int4(group=64), Int4(symmetric=False), Int4(group=128, symmetric=False)]
 SHAPES = [(64, 64), (33, 50), (1, 7), (16, 130), (100, 32)]
 
