@@ -136,7 +136,7 @@ def matrix_of(module: nn.Module) -> Tensor | Blocks:
 def checksum(facts: Mapping[str, Any], graphs: Mapping[str, bytes]) -> str:
     """Of all that is in a folder, but for the sum itself."""
     said = {name: value for name, value in facts.items() if name != "sum"}
-    seen = hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16)
+    seen = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
     for name in sorted(graphs):
         seen.update(graphs[name])
     return seen.hexdigest()
