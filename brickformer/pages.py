@@ -36,8 +36,8 @@ Range = tuple[int, int]
 
 def enlarge(tensors: Iterable[Tensor]) -> None:
     """Large pages for the memory of dense tensors on the CPU. It takes about as long as copying them."""
-    stores = [t.untyped_storage() for t in tensors if t.device.type == "cpu" and t.layout is torch.strided]
-    _collapse((s.data_ptr(), s.data_ptr() + s.nbytes()) for s in stores)
+    dense = (t for t in tensors if t.device.type == "cpu" and t.layout is torch.strided)
+    _collapse(place for place in map(_place, dense) if place is not None)
 
 
 @contextmanager
@@ -48,11 +48,24 @@ def large_pages() -> Iterator[None]:
     _collapse(_new(_private(), before))
 
 
+def _place(tensor: Tensor) -> Range | None:
+    """Where a tensor's storage is. None: it has no memory itself, as one that stands for others (torchao) has not."""
+    try:
+        store = tensor.untyped_storage()
+        return store.data_ptr(), store.data_ptr() + store.nbytes()
+    except (RuntimeError, ValueError):
+        return None
+
+
 def _private() -> Iterator[Range]:
     """The memory of this process that belongs to no file, in order; none where the system does not say."""
     if not sys.platform.startswith("linux"):
         return
-    for line in MAPS.read_text().splitlines():
+    try:
+        lines = MAPS.read_text(errors="replace").splitlines()  # names of files may be in any encoding
+    except OSError:
+        return
+    for line in lines:
         found = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw.p \S+ \S+ 0\s*(\[heap\]|\[anon.*\])?$", line)
         if found is not None:
             yield int(found[1], 16), int(found[2], 16)

@@ -87,6 +87,43 @@ def test_nothing_to_do() -> None:
     enlarge([torch.empty(0), square, square.to_sparse(), square.to_mkldnn(), torch.empty(9, device="meta")])
 
 
+class Stands(torch.Tensor):
+    """A tensor that stands for others and has no memory, as those of torchao have none."""
+
+    @staticmethod
+    def __new__(cls) -> Stands:
+        made: Stands = torch.Tensor._make_wrapper_subclass(cls, (3, 3))  # type: ignore[attr-defined]
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: object, *_: object) -> object:
+        raise AssertionError(f"{func}: nothing is computed here")
+
+
+def test_tensors_without_memory_hinder_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[pages.Range] = []
+    monkeypatch.setattr(pages, "_collapse", asked.extend)
+    beside = small(4)
+    enlarge([Stands(), torch.nn.UninitializedParameter(), beside, Stands()])
+    assert asked == [(beside.data_ptr(), beside.data_ptr() + (4 << 20))]
+
+
+def test_a_system_that_does_not_say_where_memory_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for maps in (tmp_path / "hidden", tmp_path):  # not there, and not to be read
+        monkeypatch.setattr(pages, "MAPS", maps)
+        with large_pages():
+            made = small(4)
+        assert torch.equal(made, small(4))
+
+
+def test_names_of_mapped_files_in_any_encoding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own = b"7f0000000000-7f0000400000 rw-p 00000000 00:00 0 \n"
+    (tmp_path / "maps").write_bytes(b"5500-5600 rw-p 00000000 08:01 9 /tmp/caf\xe9.bin\n" + own)
+    monkeypatch.setattr(pages, "MAPS", tmp_path / "maps")
+    monkeypatch.setattr(pages.sys, "platform", "linux")
+    assert list(pages._private()) == [(0x7F0000000000, 0x7F0000400000)]
+
+
 def test_elsewhere_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages.sys, "platform", "darwin")
     monkeypatch.setattr(pages, "MAPS", Path("nowhere"))

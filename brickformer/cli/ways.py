@@ -101,15 +101,15 @@ def chosen(trained: Trained, args: argparse.Namespace) -> Way:
         prefix,
         args.samples,
         not args.no_cache,
-        onnx(args.run) if args.engine == "onnx" else None,
+        onnx(args.run, trained) if args.engine == "onnx" else None,
     )
 
 
-def onnx(run: str) -> Onnx:
+def onnx(run: str, trained: Trained) -> Onnx:
     """The run as it was exported."""
     from brickformer.recipes.onnx import Onnx
 
-    return Onnx.open(Path(run).expanduser())
+    return Onnx.open(Path(run).expanduser(), trained.model)
 
 
 def sorted_out(

@@ -47,13 +47,16 @@ class Reader:
             with large_pages():
                 self.sessions = {n: self.ort.InferenceSession(g, options, providers=cpu) for n, g in graphs.items()}
         except Exception as e:  # ONNX Runtime's errors have no base class of their own
-            raise RunError(f"the graph cannot be loaded: {str(e).splitlines()[0][:200]}. Export it again.") from None
+            said = next(iter(str(e).splitlines()), type(e).__name__)
+            raise RunError(f"the graph cannot be loaded: {said[:200]}. Export it again.") from None
         self.caches: dict[str, list[int | str]] = dict(facts["caches"])
         self.crosses: list[str] = list(facts["crosses"])
         self.vocab = int(facts["vocab"])
         self.max_len, self.max_source = int(facts["max_len"]), int(facts["max_source"])
         self.decoder = self.sessions["decoder"]
-        self.length = self.room = self.width = 0
+        self.length = self.room = 0
+        self.width = -1  # tokens at a time that arrays are bound for
+        self.memory: dict[str, Any] = {}
         self.buffers: dict[str, npt.NDArray[np.float32]] = {}
         self.given: dict[str, npt.NDArray[Any]] = {}
         self.answer = torch.zeros(1, self.vocab)
@@ -66,10 +69,9 @@ class Reader:
     def begin(self, source: Sequence[int] | None = None, room: int = STEP) -> None:
         """A new row. source: what the encoder reads. room: slots that will be needed, as far as that is known.
 
-        Errors: StateError for a source past the encoder's positions.
+        Errors: StateError for a source past the encoder's positions; the row before can go on then.
         """
-        self.length, self.room, self.buffers = 0, 0, {}
-        self.memory: dict[str, Any] = {}
+        memory: dict[str, Any] = {}
         if "encoder" in self.sessions:
             assert source is not None
             if len(source) > self.max_source:
@@ -80,13 +82,14 @@ class Reader:
             given = {"ids": np.array([source], np.int64), "positions": np.arange(len(source), dtype=np.int64)[None]}
             names = [o.name for o in self.sessions["encoder"].get_outputs()]
             found = self.sessions["encoder"].run(names, given)
-            self.memory = dict(zip(names, map(self.ort.OrtValue.ortvalue_from_numpy, found), strict=True))
+            memory = dict(zip(names, map(self.ort.OrtValue.ortvalue_from_numpy, found), strict=True))
+        self.length, self.room, self.buffers, self.memory = 0, 0, {}, memory
         self._grow(max(1, room))
 
     def feed(self, ids: Sequence[int]) -> Float[Tensor, "1 V"]:
         """Read tokens; logits after the last, in memory that the next call writes anew.
 
-        Errors: StateError past the most slots.
+        Errors: StateError past the most slots, and for no token.
         """
         total = self.length + len(ids)
         if total > self.max_len:
@@ -107,7 +110,9 @@ class Reader:
         return self.answer
 
     def _take(self, width: int) -> None:
-        """Arrays for so many tokens at a time, bound as what goes in."""
+        """Arrays for so many tokens at a time, bound as what goes in. Errors: StateError for none."""
+        if not width:
+            raise StateError("the exported graph was given no token to read; expected at least one.")
         whole, one = np.zeros((1, width), np.int64), np.zeros(1, np.int32)
         self.given = {"ids": whole, "positions": whole.copy(), "last": one, "total": one.copy()}
         known = {i.name for i in self.decoder.get_inputs()}
@@ -117,7 +122,7 @@ class Reader:
 
     def _grow(self, slots: int) -> None:
         """Caches of at least so many slots, with what is in them; bound once, as what goes in and what comes out."""
-        room = min(-(-slots // STEP) * STEP, max(self.max_len, slots))
+        room = min(-(-slots // STEP) * STEP, self.max_len)
         value = self.ort.OrtValue.ortvalue_from_numpy  # shares the array's memory
         shapes = {name: [room if isinstance(n, str) else n for n in shape] for name, shape in self.caches.items()}
         ends = list(accumulate(map(prod, shapes.values())))
@@ -128,7 +133,7 @@ class Reader:
             old = self.buffers.get(name)
             if old is not None:
                 fresh[tuple(map(slice, old.shape))] = old
-        self.buffers, self.room, self.width = buffers, room, 0
+        self.buffers, self.room, self.width = buffers, room, -1
         io = self.binding = self.decoder.io_binding()
         for name, buffer in buffers.items():
             shared = value(buffer)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from brickformer.errors import BrickError
@@ -244,7 +244,7 @@ class _Beams:
         broken = ~norm.isfinite()
         ranked = ranked.masked_fill(broken, -torch.inf)
         most = min(W * (1 + len(self.plan.stop_ids)), W * V)
-        values, at = ranked.view(-1, W * V).topk(most)
+        values, at = largest(ranked.view(-1, W * V), most)
         raw = logprobs.view(-1, W * V).gather(1, at).tolist()
         ids, best, bad = at.tolist(), values.tolist(), broken.view(-1, W).tolist()
         parents: list[int] = []
@@ -279,3 +279,15 @@ class _Beams:
         tokens = torch.tensor(last, device=self.device)
         self.constraints.add(tokens, last)
         self.ids = tokens[:, None]
+
+
+def largest(x: Float[Tensor, "P N"], k: int) -> tuple[Float[Tensor, "P k"], Int[Tensor, "P k"]]:
+    """The k largest of each row and where they are; of equal ones the first, as `best` has it: topk says not which."""
+    values, at = x.topk(min(k + 1, x.shape[-1]))
+    tied = ((values[:, 1:] == values[:, :-1]) & (values[:, 1:] > -torch.inf)).any(-1)
+    values, at = values[:, :k], at[:, :k]
+    for row in tied.nonzero()[:, 0].tolist():
+        among = (x[row] >= values[row, -1]).nonzero()[:, 0]  # in their order
+        values[row], order = (part[:k] for part in x[row, among].sort(descending=True, stable=True))
+        at[row] = among[order]
+    return values, at

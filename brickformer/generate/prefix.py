@@ -127,7 +127,7 @@ def read_prompt(model: Writer | AnyModel, prompt: Prompt, room: int = 256) -> Pr
     return Prefix(given, source, state, logits, max_len, digest(writer.model), writer.cache)
 
 
-def digest(model: WritingModel) -> str:
+def digest(model: AnyModel) -> str:
     """A digest of a model: its spec, and names, shapes, types and evenly spread numbers of its parameters."""
     h = hashlib.sha256()
     h.update(model.spec.to_json().encode())

@@ -2,18 +2,23 @@
 
     RUN/onnx/decoder.onnx, encoder.onnx, onnx.json      whole or not there; made by `export_run`, read by `Onnx.open`
 
+onnx.json has a sum of the graphs and of all that it says, and a digest of the model: graphs that were altered are told
+from whole ones, and those of weights that have changed since from the run's own.
+
 In full precision it writes the same tokens as we do; in 8 and 4 bits ONNX Runtime also rounds what goes into a product,
 block by block, to 8 bits (accuracy level 4), which is part of the gap that is printed.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
 import numpy as np
 import torch
@@ -27,9 +32,10 @@ from brickformer.files import read_json, write_json, write_whole, writing
 from brickformer.generate import Generation, Sampling, Stats, Stop, Writer
 from brickformer.generate.engine import Decoding
 from brickformer.generate.feed import Rows
-from brickformer.generate.prefix import Prefix
-from brickformer.generate.rows import Plan, open_rows
+from brickformer.generate.prefix import Prefix, digest
+from brickformer.generate.rows import Plan, check_count, check_prompts, open_rows
 from brickformer.generate.sampling import Uniform
+from brickformer.generate.writer import smallest
 from brickformer.models import AnyModel, EncoderDecoderModel
 from brickformer.quant import Int4, Int8, QuantEmbedding, QuantLinear, Scheme, quantize
 from brickformer.quant.codes import Coded, check_finite
@@ -39,6 +45,7 @@ from brickformer.surgery import places
 from brickformer.train import RunFolder
 
 FOLDER: Final = "onnx"
+FORMAT: Final = 2
 BLOCK: Final = 64
 """Inputs of a block where a scheme has one scale a row."""
 CHECKED: Final = 32
@@ -87,6 +94,7 @@ def export_run(path: Path, scheme: Scheme | None, out: Path | None = None) -> tu
     trained = Trained.open(path, device=torch.device("cpu"))
     for name, tensor in trained.model.named_parameters():
         check_finite(tensor.detach(), name)
+    made_of = digest(trained.model)
     if scheme is not None:
         quantize(trained.model, scheme)
     weights = kinds(trained.model)
@@ -103,7 +111,8 @@ def export_run(path: Path, scheme: Scheme | None, out: Path | None = None) -> tu
             for name, graph in made.graphs.items():
                 write_whole(part / f"{name}.onnx", graph)
             sizes = {name: len(graph) for name, graph in made.graphs.items()}
-            write_json(part / "onnx.json", {"format": 1, "graphs": sizes, "weights": weights, **made.facts()})
+            facts = {"format": FORMAT, "graphs": sizes, "weights": weights, "model": made_of, **made.facts()}
+            write_json(part / "onnx.json", {**facts, "sum": checksum(facts, made.graphs)})
             os.replace(part, folder)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
@@ -122,6 +131,15 @@ def matrix_of(module: nn.Module) -> Tensor | Blocks:
             weight = module.weight
             assert isinstance(weight, Tensor)
             return weight.detach()
+
+
+def checksum(facts: Mapping[str, Any], graphs: Mapping[str, bytes]) -> str:
+    """Of all that is in a folder, but for the sum itself."""
+    said = {name: value for name, value in facts.items() if name != "sum"}
+    seen = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
+    for name in sorted(graphs):
+        seen.update(graphs[name])
+    return seen.hexdigest()
 
 
 def kinds(model: nn.Module) -> str:
@@ -152,25 +170,28 @@ def blocks(coded: Coded, divide: Tensor | None) -> Blocks:
 
 @torch.inference_mode()
 def compare(model: AnyModel, reader: Reader) -> Gap:
-    """Token by token on a drawn row, against ours, all at once."""
+    """A drawn row token by token, and once more as a prompt, against ours, all at once."""
     drawn = torch.Generator().manual_seed(0)
 
     def row(vocab: int, most: int) -> Tensor:
         return torch.randint(vocab, (1, min(CHECKED, most)), generator=drawn)
 
+    read: list[int] | None = None
     match model:
         case EncoderDecoderModel():
             source = row(model.encoder.spec.vocab, reader.max_source)
             ids = row(model.decoder.spec.vocab, reader.max_len)
-            ours = model(source, ids)[0]
-            reader.begin(source[0].tolist(), room=len(ids[0]))
+            ours, read = model(source, ids)[0], source[0].tolist()
         case _:
             ids = row(model.spec.vocab, reader.max_len)
             ours = model(ids)[0]
-            reader.begin(None, room=len(ids[0]))
-    theirs = torch.cat([reader.feed([token]).clone() for token in ids[0].tolist()])
+    tokens: list[int] = ids[0].tolist()
+    reader.begin(read, room=len(tokens))
+    theirs = torch.cat([reader.feed([token]).clone() for token in tokens])
+    reader.begin(read, room=len(tokens))
+    gaps = torch.cat([theirs, reader.feed(tokens)]) - torch.cat([ours, ours[-1:]])
     same = int((ours.argmax(-1) == theirs.argmax(-1)).sum())
-    return Gap(float((ours - theirs).abs().max()), float(ours.abs().max()), same, len(ours))
+    return Gap(float(gaps.abs().max()), float(ours.abs().max()), same, len(ours))
 
 
 @final
@@ -181,8 +202,11 @@ class Onnx:
         self.reader, self.weights = reader, weights
 
     @classmethod
-    def open(cls, path: Path) -> Onnx:
-        """The graphs in RUN/onnx. Errors: RunError: not exported, cut off; BrickError: no ONNX Runtime."""
+    def open(cls, path: Path, model: AnyModel) -> Onnx:
+        """The graphs in RUN/onnx. model: of the run, as it is now.
+
+        Errors: RunError: not exported, cut off, altered, of other weights; BrickError: no ONNX Runtime.
+        """
         folder = path / FOLDER
         file = folder / "onnx.json"
         if not file.is_file():
@@ -193,13 +217,17 @@ class Onnx:
         facts, again = read_json(file), f"Export it again, with {folder} removed."
         graphs = {}
         try:
+            if facts.get("format") != FORMAT:
+                raise RunError(f"{file}: in format {facts.get('format')!r}; this version reads {FORMAT}. {again}")
             for name, size in facts["graphs"].items():
                 graphs[name] = (folder / f"{name}.onnx").read_bytes()
                 if len(graphs[name]) != size:
                     raise RunError(f"{folder / name}.onnx: broken: {len(graphs[name])} bytes, expected {size}. {again}")
-            return cls(
-                Reader(graphs, facts, torch.get_num_threads()), facts.get("weights", "bits that it does not say")
-            )
+            if checksum(facts, graphs) != facts["sum"]:
+                raise RunError(f"{folder}: altered: it is not what was exported. {again}")
+            if digest(model) != facts["model"]:
+                raise RunError(f"{folder}: was exported before the weights of {path} changed. {again}")
+            return cls(Reader(graphs, facts, torch.get_num_threads()), facts["weights"])
         except OSError as e:
             raise RunError(f"{e.filename}: cannot be read: {e.strerror}. {again}") from None
         except (KeyError, TypeError, AttributeError):
@@ -208,8 +236,14 @@ class Onnx:
     def generate(
         self, writer: Writer, texts: Sequence[str], sampling: Sampling, stop: Stop, *, samples: int = 1
     ) -> Generation:
-        """Answers, one row after another. writer: reads and writes text. A text that cannot be read has its error."""
+        """Answers, one row after another. writer: reads and writes text. A text that cannot be read has its error.
+
+        Errors: BrickError for settings that fit no text.
+        """
+        check_prompts(texts)
+        check_count("generate", "samples", samples)
         plan, stats = Plan.of(writer, sampling, stop), Stats()
+        plan = replace(plan, limit=smallest(plan.limit, self.reader.max_len))
         results = []
         for i, text in enumerate(texts):
             for n in range(samples):

@@ -121,6 +121,33 @@ def test_bad_requests_to_export(brick: Brick, tiny: Path, tmp_path: Path, monkey
     assert "Leave --bits out" in brick("export", "reverse-int4-001", "--to", "onnx", "--bits", "8").error
 
 
+def test_graphs_of_another_time(brick: Brick, tiny: Path, tmp_path: Path) -> None:
+    """Altered, of a former version, or exported before the weights changed."""
+    run = tmp_path / "run"
+    shutil.copytree(tiny, run)
+    assert brick("export", run, "--to", "onnx", "--bits", "4").code == 0
+    assert brick("generate", run, "7 1 4", "--engine", "onnx").code == 0
+
+    def answer() -> str:
+        return brick("generate", run, "7 1 4", "--engine", "onnx").error
+
+    decoder, facts = run / "onnx" / "decoder.onnx", run / "onnx" / "onnx.json"
+    graph, said = decoder.read_bytes(), json.loads(facts.read_text())
+    at = len(graph) // 2
+    decoder.write_bytes(graph[:at] + bytes([graph[at] ^ 1]) + graph[at + 1 :])
+    assert "onnx: altered: it is not what was exported. Export it again" in answer()
+    decoder.write_bytes(graph)
+    for changed in ({"max_len": 10**6}, {"weights": "int8"}, {"sum": "0"}):
+        facts.write_text(json.dumps(said | changed))
+        assert "altered" in answer()
+    facts.write_text(json.dumps(said | {"format": 1}))
+    assert "in format 1; this version reads 2. Export it again" in answer()
+    facts.write_text(json.dumps(said))
+    assert brick("generate", run, "7 1 4", "--engine", "onnx").code == 0
+    assert brick("train", "--resume", run, "--set", "train.steps=5").code == 0
+    assert f"was exported before the weights of {run} changed. Export it again" in answer()
+
+
 def test_without_onnx_runtime(brick: Brick, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 

@@ -37,6 +37,7 @@ from brickformer.export.engine import Reader
 from brickformer.export.fields import QUIET, SAID
 from brickformer.export.graph import Graph
 from brickformer.export.onnx import export_onnx
+from brickformer.generate import Sampling, Stop, Writer, generate
 from brickformer.mask import FULL
 from brickformer.mixers.lstm import LSTM
 from brickformer.mixers.pointwise import Pointwise
@@ -47,7 +48,7 @@ from brickformer.norms import DynamicTanh, NoNorm, OffsetRMSNorm, ScaleNorm
 from brickformer.positions import Randomized, Yarn
 from brickformer.positions.rotary import Dynamic
 from brickformer.quant import NF4, Int4, Int8, Scheme, quantize
-from brickformer.recipes.onnx import matrix_of
+from brickformer.recipes.onnx import Onnx, compare, matrix_of
 from brickformer.spec import fields_of
 
 V, T = 40, 80
@@ -261,6 +262,93 @@ def test_each_side_has_its_own_end() -> None:
     assert (reader.max_source, reader.max_len) == (12, 90)
     with pytest.raises(StateError, match="reads 12 positions of a source; got 13 tokens"):
         reader.begin(list(range(1, 14)))
+
+
+def test_what_is_refused_leaves_the_row_as_it_was() -> None:
+    reader, ours, ids, source = read(lively(SPECS["vaswani"]()))
+    near = {"rtol": 1e-4, "atol": 1e-4 * float(ours.abs().max())}
+    reader.begin(source)
+    with pytest.raises(StateError, match="no token to read; expected at least one"):
+        reader.feed([])
+    reader.feed(ids[:5])
+    with pytest.raises(StateError, match="reads 100 positions of a source; got 101 tokens"):
+        reader.begin([1] * 101)
+    with pytest.raises(StateError, match="no token"):
+        reader.feed([])
+    with pytest.raises(StateError, match="asked for token 106"):
+        reader.feed([1] * 101)
+    torch.testing.assert_close(reader.feed(ids[5:70])[0], ours[69], **near)
+    torch.testing.assert_close(reader.feed(ids[70:71])[0], ours[70], **near)
+
+
+def test_caches_end_where_positions_do() -> None:
+    """Asked for twice as many, and grown by doubling: slots past the last position would never be filled."""
+    reader, ours, ids, _ = read(lively(SPECS["gpt2"]()))
+    reader.begin(room=200)
+    most = reader.nbytes
+    reader.begin(room=64)
+    assert reader.nbytes * 100 == most * 64
+    for token in ids:
+        logits = reader.feed([token])
+    assert reader.nbytes == most
+    torch.testing.assert_close(logits[0], ours[-1], rtol=1e-4, atol=1e-4 * float(ours.abs().max()))
+
+
+def test_a_graph_for_which_there_is_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = export_onnx(lively(one()), matrix_of)
+
+    class Full:
+        def __getattr__(self, name: str) -> object:
+            if name == "InferenceSession":
+                raise MemoryError
+            return lambda: self
+
+    monkeypatch.setattr("brickformer.export.engine.runtime", Full)
+    with pytest.raises(RunError, match="cannot be loaded: MemoryError"):
+        Reader(made.graphs, made.facts(), 1)
+
+
+@pytest.mark.parametrize("name", ["vaswani", "window"])
+def test_prompts_are_compared_too(name: str) -> None:
+    """Several tokens at once go through other code of a kernel than one."""
+    model = lively(SPECS[name]())
+    reader, *_ = read(model)
+    right = compare(model, reader)
+    assert right.gap < 1e-3 and right.same == right.tokens == 32
+
+    class Off:
+        max_len, max_source, begin = reader.max_len, reader.max_source, reader.begin
+
+        def feed(self, ids: list[int]) -> torch.Tensor:
+            return reader.feed(ids) + (len(ids) > 1)
+
+    assert 0.9 < compare(model, Off()).gap < 1.1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["llama, grouped keys", "vaswani"])
+def test_answers_are_those_of_our_engine(name: str) -> None:
+    """Rows one after another, several samples, drawn and not; also where the graph's positions end."""
+    model = lively(SPECS[name]())
+    made = export_onnx(model, matrix_of, max_len=30)
+    engine = Onnx(Reader(made.graphs, made.facts(), 1), "float32")
+    start = [0] if isinstance(model, EncoderDecoderModel) else []
+    writer = Writer(model, start=start, max_len=30)
+    prompts = [[3], list(range(1, 12)), [5, 4]]
+    for sampling in (Sampling(), Sampling(temperature=0.9, top_p=0.9, seed=4), Sampling(repetition=1.4, banned=(1,))):
+        ours = generate(writer, prompts, sampling, Stop(max_tokens=50), samples=2)
+        theirs = engine.generate(Writer(model, start=start), prompts, sampling, Stop(max_tokens=50), samples=2)
+        for a, b in zip(ours.results, theirs.results, strict=True):
+            assert (a.prompt, a.sample, a.tokens, a.finish) == (b.prompt, b.sample, b.tokens, b.finish)
+            assert a.finish == "length" and b.error is None
+            assert b.logprobs == pytest.approx(a.logprobs, abs=1e-3)
+    (long,) = engine.generate(Writer(model, start=[0] * 31), [[1]], Sampling(), Stop()).results if start else (
+        engine.generate(Writer(model), [[1] * 31], Sampling(), Stop()).results
+    )  # fmt: skip
+    assert long.finish == "error" and "asked for token 31" in str(long.error)
+    with pytest.raises(BrickError, match="samples=0"):
+        engine.generate(writer, prompts, Sampling(), Stop(), samples=0)
+    with pytest.raises(BrickError, match="expected a list of prompts"):
+        engine.generate(writer, "one text", Sampling(), Stop())
 
 
 def test_other_refusals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,10 @@ from generate.worlds import (
     next_logits,
 )
 
+from brickformer import Head
 from brickformer.errors import BrickError, DataError
 from brickformer.generate import GREEDY, Beam, Generation, Sampling, Stop, Writer, beam_search, generate
+from brickformer.generate.beam import largest
 
 pytestmark = pytest.mark.unchecked  # shapes are checked where the engine is tested; here are many short runs
 
@@ -220,3 +222,35 @@ def test_what_makes_no_search_is_refused(case: str) -> None:
     with pytest.raises(BrickError) as error:
         call()
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("vocab", [7, 33, 200])
+def test_of_equal_tokens_the_first(vocab: int) -> None:
+    """As everywhere; no token is written twice, so that ties are met at every step."""
+    spec = decoder(vocab=vocab).spec.but(**{"head": Head(tied=False, bias=True)})
+    model = lively(spec.build(), 0)
+    with torch.no_grad():
+        model.head.project.weight.zero_()
+        model.head.project.bias.copy_(torch.arange(vocab) % 3)
+    once, stop = Sampling(no_repeat_ngram=1), Stop(max_tokens=5)
+    greedy = generate(model, [[3], [1, 0, 2]], once, stop).results
+    first = [token for token in range(vocab) if token % 3 == 2 and token != 3]
+    assert greedy[0].tokens[: len(first)] == first[:5]
+    for width in (1, 2):
+        found = beam_search(model, [[3], [1, 0, 2]], Beam(width=width), stop, once).results
+        assert [r.tokens for r in found if r.sample == 0] == [r.tokens for r in greedy]
+
+
+def test_largest_is_a_stable_sort() -> None:
+    drawn = torch.Generator().manual_seed(0)
+    for n, k in ((1, 1), (3, 3), (7, 2), (40, 5), (3000, 12)):
+        for kinds in (2, 5, 10**6):
+            x = torch.randint(kinds, (6, n), generator=drawn).float().masked_fill(torch.rand(6, n) < 0.3, -torch.inf)
+            x[0] = -torch.inf
+            before = x.clone()
+            values, at = largest(x, k)
+            for row, value, where in zip(x.tolist(), values.tolist(), at.tolist(), strict=True):
+                best = sorted(range(n), key=lambda i: -row[i])[:k]
+                assert value == [row[i] for i in best] == [row[i] for i in where]
+                assert [i for i in where if row[i] > -torch.inf] == [i for i in best if row[i] > -torch.inf]
+            assert torch.equal(x, before)
