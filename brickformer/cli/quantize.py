@@ -21,6 +21,7 @@ EXAMPLES = """examples:
   brick quantize runs/text-001 --bits 4 --kind nf4 --calibrate 32 --head int8
   brick quantize runs/text-001 --bits 4 --calibrate 32 --keep worst:3
   brick quantize runs/text-001 --bits 4 --calibrate 64 --tune 200
+  brick quantize runs/imported-001 --bits 4 --data book.txt --calibrate 32
 
 --set reaches what a kind has: see `brick list int4` (group, symmetric), `... nf4`."""
 KINDS = {8: ("int8",), 4: ("int4", "nf4")}
@@ -42,6 +43,7 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], shared: argp
     p.add_argument("--group", metavar="N", type=int, help="weights that share a scale; default 32, for nf4 64")
     p.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], dest="settings", help="of the kind")
     p.add_argument("--calibrate", metavar="N", type=int, default=0, help="round by N batches of the run's data")
+    p.add_argument("--data", metavar="FILE", help="a text to round by and measure on, in place of the run's own data")
     p.add_argument("--method", choices=("gptq", "awq"), default="gptq", help="how to round by data")
     p.add_argument("--tune", metavar="STEPS", type=int, default=0, help="then learn rounding and scales on them")
     p.add_argument("--keep", metavar="NAME", action="append", default=[], help="stays as it is; worst:N: the N worst")
@@ -69,7 +71,7 @@ def quantize(args: argparse.Namespace) -> int:
         found = re.fullmatch(r"worst:(\d+)", name)
         keep += [] if found else [name]
         worst += int(found[1]) if found else 0
-    plan = Plan(scheme, args.calibrate, args.method, tuple(keep), worst, args.head, args.table, args.tune)
+    plan = Plan(scheme, args.calibrate, args.method, tuple(keep), worst, args.head, args.table, args.tune, args.data)
     root = None if args.out is None else Path(args.out).expanduser()
 
     what = "matrices and steps" if args.tune else "matrices"
@@ -81,7 +83,8 @@ def quantize(args: argparse.Namespace) -> int:
     folder, receipt = quantize_run(Path(args.run).expanduser(), plan, root=root, progress=progress)
     print(receipt.table())
     print(f"\nsaved in {folder.path}: weights, spec, receipt.txt, receipt.json, receipt.png")
-    print(f"use it:  {command(args, f'generate {folder.path} ...')}")
+    use = "show {}" if "ms a token" not in receipt.after else 'generate {} "TEXT"'  # an encoder writes nothing
+    print(f"use it:  {command(args, use.format(folder.path))}")
     return 0
 
 
