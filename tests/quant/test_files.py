@@ -12,11 +12,12 @@ import pytest
 import safetensors.torch
 import torch
 from cli.conftest import TINY
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from brickformer.cli import main
 from brickformer.errors import BrickError, RunError
 from brickformer.files import read_tensors, write_tensors
-from brickformer.quant import NF4, Int4, Int8, QuantLinear, Receipt, Scheme
+from brickformer.quant import NF4, Int4, Int8, Matrix, QuantLinear, Receipt, Scheme
 from brickformer.recipes import Session, Trained
 from brickformer.recipes.onnx import export_run
 from brickformer.recipes.published import imported
@@ -181,6 +182,18 @@ def test_a_text_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
     assert receipt.before["loss"] == pytest.approx(float(loss), rel=1e-5)
     assert receipt.matrices != quantize_run(strange, Plan(Int4()))[1].matrices
+
+
+def test_the_picture_has_every_matrix_and_its_whole_title() -> None:
+    matrices = [Matrix(f"layers.{i}", (4, 4), "kept" if i == 1 else "int4", 0.1 * i, 64, 12) for i in range(4)]
+    figure = Receipt(", ".join(f"kept: stack.layers.{i}" for i in range(9)), matrices).picture()
+    FigureCanvasAgg(figure).draw()
+    (ax,) = figure.axes
+    assert [t.get_text() for t in ax.get_yticklabels()] == [m.name for m in matrices]
+    ((said, row),) = [(t.get_text(), t.xy[1]) for t in ax.texts]
+    box = ax.title.get_window_extent()
+    assert (said, row) == ("kept", 1)
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
 
 
 def test_weights_come_last(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

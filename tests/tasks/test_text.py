@@ -51,7 +51,9 @@ def test_a_text_in_ids_that_are_there_already(tmp_path: Path) -> None:
     learnt = {i for step in range(20) for i in data.batch(step, 4).targets.flatten().tolist()}
     (held,) = data.validation(4)
     assert learnt <= set(range(201, 290)) and held.inputs.tolist() == [list(range(290, 298))]
-    with pytest.raises(DataError, match="100 tokens leave 10 for validation, expected at least 12 .* Use a longer text"):
+    with pytest.raises(
+        DataError, match="100 tokens leave 10 for validation, expected at least 12 .* Use a longer text"
+    ):
         other_text(str(path), tokenizer, context=11, sample=9)
     path.write_text("abc")
     with pytest.raises(DataError, match=r"other\.txt"):
