@@ -87,7 +87,8 @@ def coded(what: str) -> Iterator[str]:
     modules = [p.module for p in places(Trained.open(path).model, QuantLinear)]
     counts = Counter((repr(m.scheme), m.explain()) for m in modules if isinstance(m, QuantLinear))
     receipt = path / "receipt.json"
-    yield f"\nquantized: {read_json(receipt)['method']}" if receipt.is_file() else "\nquantized"
+    method = read_json(receipt).get("method") if receipt.is_file() else None
+    yield f"\nquantized: {method}" if method else "\nquantized"
     for (scheme, product), count in counts.items():
         yield f"  {count} × {scheme}: a decode step by {product}; many rows exact"
 

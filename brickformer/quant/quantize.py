@@ -114,8 +114,8 @@ def quantize(
     order = {name: i for i, (name, _) in enumerate(model.named_modules())}
     kept = [
         Matrix(p.name, _shape(p.module.weight), "kept", 0.0, _bytes(p.module), _bytes(p.module))
-        for p in places(model, nn.Linear)
-        if isinstance(p.module, nn.Linear) and p.name not in names
+        for p in places(model, nn.Linear, *([TokenEmbedding] if table else []))
+        if isinstance(p.module, (nn.Linear, TokenEmbedding)) and p.name not in {*names, *tables}
     ]
     for name, tensor in model.named_parameters():
         check_finite(tensor.detach(), name)
@@ -315,7 +315,7 @@ def _weight(model: nn.Module, name: str) -> Tensor:
     return weight.detach()
 
 
-def _bytes(module: nn.Linear | AwayLinear) -> int:
+def _bytes(module: nn.Linear | AwayLinear | TokenEmbedding) -> int:
     """Of its weights in full."""
     return module.nbytes if isinstance(module, AwayLinear) else module.weight.nbytes
 

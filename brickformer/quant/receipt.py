@@ -6,6 +6,7 @@ the whole       bytes of coded matrices and of the file, loss, bits a byte or ex
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, final
@@ -68,19 +69,25 @@ class Receipt:
         }
 
     def picture(self) -> Figure:
-        """Bars: the error of each matrix, in the model's order."""
+        """Bars: the error of each matrix, in the model's order; what was kept has none and says so."""
         from matplotlib.figure import Figure
 
-        shown = [m for m in self.coded if m.after]
-        height = min(40.0, 1.2 + 0.22 * len(shown))
+        shown = [m for m in self.matrices if m.after]
+        title = textwrap.fill(self.method, 90, break_on_hyphens=False)
+        height = min(40.0, 1.2 + 0.22 * len(shown) + 0.17 * title.count("\n"))
         figure = Figure(figsize=(8.0, height), dpi=120, layout="constrained")
         ax = figure.subplots()
         ax.barh(range(len(shown)), [m.error for m in shown], color="#4878a8")
+        for at, m in enumerate(shown):
+            if m.kind == "kept":
+                ax.annotate(
+                    "kept", (0.0, at), (4, 0), textcoords="offset points", va="center", fontsize=7, color="#666"
+                )
         ax.set_yticks(range(len(shown)), [m.name for m in shown], fontsize=7)
         ax.invert_yaxis()
         ax.spines[["top", "right"]].set_visible(False)
         ax.set_xlabel("relative error of its outputs (of its weights where no data was read)")
-        ax.set_title(self.method, fontsize=10)
+        ax.set_title(title, fontsize=10)
         return figure
 
 

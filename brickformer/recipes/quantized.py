@@ -2,7 +2,9 @@
 
     runs/NAME-int4-001/    what a run folder holds, weights coded;  receipt.json, receipt.txt, receipt.png
 
-The folder is there when all of it is, or not at all. Loss and exact match are those of the run's own held-out data.
+The folder is there when all of it is, or not at all. Loss and exact match are those of the run's own held-out data,
+or of a text that the plan names. A model that was imported brings no data: it is rounded to nearest, and the receipt
+says nothing of losses.
 """
 
 from __future__ import annotations
@@ -21,19 +23,23 @@ from torch import nn
 from brickformer.errors import RunError
 from brickformer.files import replacing, write_json, write_tensors, write_whole
 from brickformer.generate import Stop, generate
+from brickformer.generate.writer import smallest
+from brickformer.models import DecoderModel, EncoderModel
 from brickformer.quant import Calibration, Heads, Matrix, Method, Receipt, Scheme, entry, quantize
 from brickformer.quant.quantize import linears
 from brickformer.recipes.examples import answered, share_exact
 from brickformer.recipes.run import forward
 from brickformer.recipes.trained import Trained
 from brickformer.recipes.weighted import ENTRY, is_quantized, plain_spec
-from brickformer.tasks import Data
+from brickformer.tasks import Data, Imported, other_text
 from brickformer.train import RunFolder, mean_loss
 
 TIMED = 32
 """Tokens of an answer whose time is taken."""
 TURNS = 5
 """Answers of each model, one after the other's."""
+WINDOW, ROWS, HELD_OUT = 256, 8, 64
+"""Of a text that is named: tokens of a window at most, windows of a batch, windows to measure on."""
 
 
 @final
@@ -43,7 +49,7 @@ class Plan:
 
     calibrate: batches of training data to round by, 0 for none. tune: steps on them in which rounding and scales are
     learned afterwards (quant/tune.py). worst: how many matrices with the largest errors stay as they are, beside those
-    named in `keep`. head, table: see `quantize`.
+    named in `keep`. head, table: see `quantize`. data: a text file in place of the run's own data, of a decoder.
     """
 
     scheme: Scheme
@@ -54,10 +60,12 @@ class Plan:
     head: Heads = "same"
     table: bool = False
     tune: int = 0
+    data: str | None = None
 
     def __str__(self) -> str:
         """In words."""
-        said = [f"{self.method} on {self.calibrate} batches" if self.calibrate else "rounded to nearest"]
+        of = "" if self.data is None else f" of {self.data}"
+        said = [f"{self.method} on {self.calibrate} batches{of}" if self.calibrate else "rounded to nearest"]
         said += [f"tuned for {self.tune} steps"] if self.tune else []
         said += [f"the {self.worst} worst kept"] if self.worst else []
         said += [f"kept: {', '.join(self.keep)}"] if self.keep else []
@@ -77,23 +85,24 @@ def quantize_run(
     place, name = root or path.parent, f"{trained.run.name}-{plan.scheme.kind}"
     RunFolder.check(place, name)
     linears(trained.model, plan.keep, head=plan.head != "keep")  # what cannot be kept is told before the work
-    data = trained.run.task.prepare(trained.run.seed)
+    data, size = prepared(path, trained, plan)
     weights = folder.path / "weights.safetensors"
-    before = {**measure(trained, data), "file bytes": float(weights.stat().st_size)}
+    before = {**measure(trained, data, size), "file bytes": float(weights.stat().st_size)}
     keep = list(plan.keep)
     if plan.worst:
         first = replace(plan, tune=0)
-        keep += Receipt("", _coded(trained.model, first, keep, data, trained, progress)).worst(plan.worst)
+        keep += Receipt("", _coded(trained.model, first, keep, data, size, progress)).worst(plan.worst)
         trained = Trained.open(path)
-    matrices = _coded(trained.model, plan, keep, data, trained, progress)
-    after = measure(trained, data)
+    matrices = _coded(trained.model, plan, keep, data, size, progress)
+    after = measure(trained, data, size)
     spec = {**plain_spec(folder), ENTRY: entry(trained.model)}
     made = RunFolder.create(place, name, spec=spec, run=folder.run(), tokenizer=folder.tokenizer())
     try:
         with replacing(made.path / weights.name) as ready:  # the last to get its name: without weights it is no run
             write_tensors(ready, trained.model.state_dict(), {"step": str(trained.step)})
             after["file bytes"] = float(ready.stat().st_size)
-            before["ms a token"], after["ms a token"] = ms_token(Trained.open(path), trained, data)
+            if not isinstance(trained.model, EncoderModel):  # which writes nothing
+                before["ms a token"], after["ms a token"] = ms_token(Trained.open(path), trained, data)
             receipt = Receipt(str(plan), matrices, before, after)
             write_json(made.path / "receipt.json", receipt.to_dict())
             write_whole(made.path / "receipt.txt", (receipt.table() + "\n").encode())
@@ -110,20 +119,41 @@ def _coded(
     model: nn.Module,
     plan: Plan,
     keep: Sequence[str],
-    data: Data,
-    trained: Trained,
+    data: Data | None,
+    size: int,
     progress: Callable[[int, int], None],
 ) -> list[Matrix]:
-    size = trained.run.train.batch
-    readings = [lambda m, i=i: forward(m, data.batch(i, size)) for i in range(plan.calibrate)]
-    calibration = Calibration(readings, plan.method, plan.tune) if readings else None
+    calibration = None
+    if data is not None and plan.calibrate:
+        readings = [lambda m, i=i: forward(m, data.batch(i, size)) for i in range(plan.calibrate)]
+        calibration = Calibration(readings, plan.method, plan.tune)
     return quantize(model, plan.scheme, calibration, keep=keep, head=plan.head, table=plan.table, progress=progress)
 
 
+def prepared(path: Path, trained: Trained, plan: Plan) -> tuple[Data | None, int]:
+    """(what to round by and to measure on, rows of a batch): a text that is named, else the run's own, else nothing.
+
+    Errors: RunError: a text for a model that does not go on with texts, batches of a model that came without data.
+    """
+    run = trained.run
+    if plan.data is not None:
+        if not isinstance(trained.model, DecoderModel):
+            raise RunError(f"--data: goes with decoders, got {run.model.kind}. Leave it out.")
+        window = smallest(WINDOW, trained.writer.limit) or WINDOW
+        return other_text(plan.data, trained.target, context=window, sample=HELD_OUT), ROWS
+    if not isinstance(run.task, Imported):
+        return run.task.prepare(run.seed), run.train.batch
+    if plan.calibrate:
+        do = "name a text: --data FILE, or " if isinstance(trained.model, DecoderModel) else ""
+        raise RunError(f"{path}: was imported without data, so there is none to round by; {do}leave --calibrate out.")
+    return None, ROWS
+
+
 @torch.inference_mode()
-def measure(trained: Trained, data: Data) -> dict[str, float]:
-    """Loss on the held-out batches, bits a byte of running text or exact match of answers."""
-    size = trained.run.train.batch
+def measure(trained: Trained, data: Data | None, size: int) -> dict[str, float]:
+    """Loss on the held-out batches of `size` rows, bits a byte of running text or exact match of answers."""
+    if data is None:
+        return {}
     found = {"loss": mean_loss(trained.model, data.validation(size), forward)}
     if trained.writes_text:
         characters = [ids for batch in data.validation(size) for ids in batch.targets.tolist()]
@@ -136,13 +166,16 @@ def measure(trained: Trained, data: Data) -> dict[str, float]:
 
 
 @torch.inference_mode()
-def ms_token(full: Trained, coded: Trained, data: Data) -> tuple[float, float]:
+def ms_token(full: Trained, coded: Trained, data: Data | None) -> tuple[float, float]:
     """Milliseconds a token of two models, as `brick generate` writes one answer; the best of some, taken in turns.
 
     What else the machine does then meets both. Errors: BrickError.
     """
     prompt: list[int]
-    if full.writes_text:
+    if data is None:
+        vocab = (full.source or full.target).vocab
+        prompt = torch.randint(vocab, (8,), generator=torch.Generator().manual_seed(0)).tolist()
+    elif full.writes_text:
         prompt = next(iter(data.validation(1))).inputs[0, :8].tolist()
     else:
         prompt = full.writer.given(data.examples()[0][0])[1] or []

@@ -9,7 +9,7 @@ from brickformer.tasks.pretrained import PretrainedTokenizer
 from brickformer.tasks.reverse import Copy, Reverse, Sort
 from brickformer.tasks.seq2seq import Seq2SeqData
 from brickformer.tasks.task import Data, Task
-from brickformer.tasks.text import Text, TextData
+from brickformer.tasks.text import Text, TextData, other_text
 from brickformer.tasks.tokenizer import (
     BOS,
     EOS,
@@ -44,6 +44,7 @@ __all__ = [
     "WordTokenizer",
     "dump_tokenizers",
     "load_tokenizers",
+    "other_text",
     "pad",
     "read_lines",
     "read_pieces",

@@ -24,7 +24,7 @@ from brickformer.tasks.batch import IGNORE, Batch
 from brickformer.tasks.files import read_pieces
 from brickformer.tasks.order import Ints, Order, spread
 from brickformer.tasks.task import Data, Task
-from brickformer.tasks.tokenizer import CharTokenizer
+from brickformer.tasks.tokenizer import CharTokenizer, Tokenizer
 
 _CODE_POINTS: Final = 0x110000
 
@@ -58,13 +58,8 @@ class Text(Task):
         """Read the file. Errors: DataError: no text, or too little of it for one window on each side of the split."""
         ids, tokenizer = encode_file(self.data)
         cut = int(len(ids) * self.split)
-        for part, length in (("training", cut), ("validation", len(ids) - cut)):
-            if length <= self.context:
-                raise DataError(
-                    f"{self.data}: {len(ids):,} characters leave {length:,} for {part}, expected at least "
-                    f"{self.context + 1:,} (context {self.context} and one to predict). Use a longer text, a shorter "
-                    "context or another split."
-                )
+        do = "Use a longer text, a shorter context or another split."
+        _long_enough(self.data, "characters", len(ids), cut, self.context, do)
         return TextData(self.data, seed, ids, tokenizer, cut=cut, context=self.context, sample=self.valid_windows)
 
 
@@ -77,7 +72,7 @@ class TextData(Data):
         name: str,
         seed: int,
         ids: Integer[Tensor, " N"],
-        tokenizer: CharTokenizer,
+        tokenizer: Tokenizer,
         *,
         cut: int,
         context: int,
@@ -130,6 +125,26 @@ class TextData(Data):
 
     def _contents(self) -> tuple[Ints, ...]:
         return self.ids.numpy(), np.array([self.cut, self.context])
+
+
+def other_text(path: str, tokenizer: Tokenizer, *, context: int, sample: int) -> TextData:
+    """A file as a model that is there already reads it: in the ids of its tokenizer, nine tenths to learn from.
+
+    Errors: DataError: as `read_pieces`; what the tokenizer does not know; too little for a window on each side.
+    """
+    ids = torch.tensor(tokenizer.encode("".join(read_pieces(path)), path))
+    cut = len(ids) * 9 // 10
+    _long_enough(path, "tokens", len(ids), cut, context, "Use a longer text.")
+    return TextData(path, 0, ids, tokenizer, cut=cut, context=context, sample=sample)
+
+
+def _long_enough(name: str, unit: str, count: int, cut: int, context: int, do: str) -> None:
+    for part, length in (("training", cut), ("validation", count - cut)):
+        if length <= context:
+            raise DataError(
+                f"{name}: {count:,} {unit} leave {length:,} for {part}, expected at least {context + 1:,} "
+                f"(context {context} and one to predict). {do}"
+            )
 
 
 def encode_file(path: str) -> tuple[Integer[Tensor, " N"], CharTokenizer]:

@@ -56,12 +56,22 @@ def test_bad_requests_to_quantize(brick: Brick, tiny: Path) -> None:
     for name in ("nothing", ""):
         error = brick("quantize", tiny, "--bits", "4", "--keep", name).error
         assert "no such module; known: decoder, encoder" in error and len(error) < 400 and "norm" not in error
+    for name in ("worst", "worst:x", "worst:0"):
+        assert (
+            f"--keep {name}: expected a name, or worst:N"
+            in brick("quantize", tiny, "--bits", "4", "--keep", name).error
+        )
+    assert "add --calibrate N, or leave it out" in brick("quantize", tiny, "--bits", "4", "--method", "awq").error
+    assert "brick: --group: got 7" in brick("quantize", tiny, "--bits", "4", "--group", "7").error
     Path("file").touch()
     assert "file: is a file" in brick("quantize", tiny, "--bits", "4", "--out", "file/runs").error
     assert "no such run folder" in brick("quantize", "nowhere", "--bits", "4").error
     made = brick("quantize", tiny, "--bits", "4", "--set", "symmetric=false", "--group", "16", "--out", ".")
     assert made.code == 0 and "Int4(group=16, symmetric=False)" in made.out
     assert "quantized already" in brick("quantize", "reverse-int4-001", "--bits", "8").error
+    assert 'brick generate reverse-int4-001 "TEXT"' in made.out
+    Path("reverse-int4-001/receipt.json").write_text("{}")
+    assert "\nquantized\n  23 × Int4(group=16" in brick("explain", "reverse-int4-001").out
     assert "is for use" in brick("train", "--resume", "reverse-int4-001").error
     path = Path("reverse-int4-001/weights.safetensors")
     path.write_bytes(path.read_bytes()[:-9])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -11,15 +12,18 @@ import pytest
 import safetensors.torch
 import torch
 from cli.conftest import TINY
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from brickformer.cli import main
 from brickformer.errors import BrickError, RunError
 from brickformer.files import read_tensors, write_tensors
-from brickformer.quant import NF4, Int4, Int8, QuantLinear, Receipt, Scheme
+from brickformer.quant import NF4, Int4, Int8, Matrix, QuantLinear, Receipt, Scheme
 from brickformer.recipes import Session, Trained
 from brickformer.recipes.onnx import export_run
+from brickformer.recipes.published import imported
 from brickformer.recipes.quantized import Plan, quantize_run
 from brickformer.surgery import places
+from brickformer.tasks import Imported
 from brickformer.train import RunFolder
 
 
@@ -134,6 +138,62 @@ def test_twice_and_further_training_are_refused(quantized: Path, tmp_path: Path)
     with pytest.raises(RunError, match="quantized, which is for use"):
         Session.resume(quantized)
     assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+def _imported(path: Path, root: Path) -> Path:
+    """The same model as a run that was imported: its data is not known."""
+    trained = Trained.open(path)
+    strange = dataclasses.replace(trained, run=trained.run.but(task=Imported("elsewhere"), name="strange"))
+    return imported(strange, root).path
+
+
+def test_a_model_that_was_imported_is_rounded_to_nearest(run: Path, tmp_path: Path) -> None:
+    strange = _imported(run, tmp_path)
+    made, receipt = quantize_run(strange, Plan(Int4()))
+    own, known = quantize_run(run, Plan(Int4()), root=tmp_path)
+    assert receipt.matrices == known.matrices and made.weights()[0].keys() == own.weights()[0].keys()
+    assert set(receipt.after) == set(receipt.before) == {"file bytes", "ms a token"}
+    assert set(known.after) == {"file bytes", "ms a token", "loss", "exact"}
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(RunError, match="imported without data, so there is none to round by; leave --calibrate out"):
+        quantize_run(strange, Plan(Int4(), calibrate=1))
+    with pytest.raises(RunError, match="--data: goes with decoders, got encoder_decoder"):
+        quantize_run(strange, Plan(Int4(), calibrate=1, data="book.txt"))
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_text_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brickformer.recipes.quantized.WINDOW", 16)
+    letters, own, other = "abcdefgh\n", tmp_path / "own.txt", tmp_path / "other.txt"
+    own.write_text("".join(letters[(i + i // 5) % 9] for i in range(900)))
+    other.write_text("".join(letters[(2 * i + i // 7) % 9] for i in range(600)))
+    small = "--steps 3 --set train.batch=4 --set task.context=8 --set model.dim=16".split()
+    assert main(["train", "text", "--data", str(own), "--out", str(tmp_path), *small]) == 0
+    strange = _imported(tmp_path / "text-001", tmp_path)
+    with pytest.raises(RunError, match="name a text: --data FILE, or leave --calibrate out"):
+        quantize_run(strange, Plan(Int4(), calibrate=2))
+    _, receipt = quantize_run(strange, Plan(Int4(), calibrate=2, data=str(other)))
+    assert f"gptq on 2 batches of {other}" in receipt.table()
+    trained = Trained.open(strange)
+    ids = trained.target.encode(other.read_text())[540:]
+    rows = torch.tensor([ids[at : at + 17] for at in (0, 16, 32)])
+    with torch.inference_mode():
+        logits = trained.model(rows[:, :-1])
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+    assert receipt.before["loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert receipt.matrices != quantize_run(strange, Plan(Int4()))[1].matrices
+
+
+def test_the_picture_has_every_matrix_and_its_whole_title() -> None:
+    matrices = [Matrix(f"layers.{i}", (4, 4), "kept" if i == 1 else "int4", 0.1 * i, 64, 12) for i in range(4)]
+    figure = Receipt(", ".join(f"kept: stack.layers.{i}" for i in range(9)), matrices).picture()
+    FigureCanvasAgg(figure).draw()
+    (ax,) = figure.axes
+    assert [t.get_text() for t in ax.get_yticklabels()] == [m.name for m in matrices]
+    ((said, row),) = [(t.get_text(), t.xy[1]) for t in ax.texts]
+    box = ax.title.get_window_extent()
+    assert (said, row) == ("kept", 1)
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
 
 
 def test_weights_come_last(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

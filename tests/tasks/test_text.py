@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from brickformer.errors import DataError, SpecError
-from brickformer.tasks import IGNORE, Text, TextData, files
+from brickformer.tasks import IGNORE, CharTokenizer, Text, TextData, files, other_text
 from brickformer.tasks.text import encode_file
 
 FIRST = 0x10000  # code points without surrogates or line ends among them
@@ -40,6 +40,24 @@ def test_windows_of_any_vocabulary(tmp_path: Path, length: int, dtype: torch.dty
             assert inputs == list(range(i, i + 16)) and targets == list(range(i + 1, i + 17))
             assert targets[-1] < data.cut, "a training window reaches into validation"
         assert batch.src is None and batch.src_valid is None and batch.valid is None and batch.tokens == 96
+
+
+def test_a_text_in_ids_that_are_there_already(tmp_path: Path) -> None:
+    path = tmp_path / "other.txt"
+    path.write_text("".join(chr(FIRST + i) for i in range(200, 300)), encoding="utf-8")
+    tokenizer = CharTokenizer([chr(FIRST + i) for i in range(400)], specials=False)
+    data = other_text(str(path), tokenizer, context=8, sample=9)
+    assert data.target is tokenizer and data.cut == 90
+    learnt = {i for step in range(20) for i in data.batch(step, 4).targets.flatten().tolist()}
+    (held,) = data.validation(4)
+    assert learnt <= set(range(201, 290)) and held.inputs.tolist() == [list(range(290, 298))]
+    with pytest.raises(
+        DataError, match="100 tokens leave 10 for validation, expected at least 12 .* Use a longer text"
+    ):
+        other_text(str(path), tokenizer, context=11, sample=9)
+    path.write_text("abc")
+    with pytest.raises(DataError, match=r"other\.txt"):
+        other_text(str(path), tokenizer, context=1, sample=9)
 
 
 @given(length=st.integers(4, 300), context=st.integers(1, 40), split=st.floats(0.1, 0.9), size=st.integers(1, 9))
