@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any, Final
 
@@ -165,15 +164,10 @@ def files_of(tokenizer: Tokenizer) -> TokenizerFiles:
 
 
 def imported(trained: Trained, root: Path, name: str | None = None) -> RunFolder:
-    """A run folder that holds a published model. Errors: RunError: a full disk, no permission; nothing is left then."""
+    """A run folder that holds a published model, whole or not there. Errors: RunError: a full disk, no permission."""
     tokenizers = {"source": trained.source and trained.source.to_json(), "target": trained.target.to_json()}
     run = trained.run if name is None else trained.run.but(name=name)
-    folder = RunFolder.create(
-        root, run.name, spec=run.model.to_dict(), run={"run": run.to_dict()}, tokenizer=tokenizers
-    )
-    try:
-        folder.save_weights(trained.model.state_dict(), 0)
-    except BaseException:
-        shutil.rmtree(folder.path, ignore_errors=True)
-        raise
-    return folder
+    spec, told = run.model.to_dict(), {"run": run.to_dict()}
+    with RunFolder.making(root, run.name, spec=spec, run=told, tokenizer=tokenizers) as (part, made):
+        part.save_weights(trained.model.state_dict(), 0)
+        return made
