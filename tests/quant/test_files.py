@@ -20,7 +20,6 @@ from brickformer.recipes import Session, Trained
 from brickformer.recipes.onnx import export_run
 from brickformer.recipes.quantized import Plan, quantize_run
 from brickformer.surgery import places
-from brickformer.train import RunFolder
 
 
 @pytest.fixture(scope="module")

@@ -277,16 +277,21 @@ def test_a_folder_that_appears_in_between_is_not_taken(tmp_path: Path, monkeypat
     assert sorted(os.listdir(tmp_path)) == ["reverse-001", "reverse-002"]
 
 
-def test_a_claim_that_is_taken_for_a_left_one_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("call", ["open", "flock"])
+def test_a_claim_that_is_taken_for_a_left_one_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     """Another process removes it between mkdir and the lock."""
-    mkdir = Path.mkdir
+    fcntl = pytest.importorskip("fcntl")
+    module, left = (os if call == "open" else fcntl), [tmp_path / ".reverse-001.part"]
+    real = getattr(module, call)
 
-    def gone(self: Path, *args: Any, **kwargs: Any) -> None:
-        mkdir(self, *args, **kwargs)
-        if self.name == ".reverse-001.part":
-            self.rmdir()
+    def late(*args: Any) -> Any:
+        if left and left[0].exists():
+            left.pop().rmdir()
+        return real(*args)
 
-    monkeypatch.setattr(Path, "mkdir", gone)
+    monkeypatch.setattr(module, call, late)
     assert create(tmp_path).path.name == "reverse-002"
 
 
