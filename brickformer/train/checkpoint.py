@@ -26,7 +26,7 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from brickformer.errors import RunError, nearest
-from brickformer.files import read_json, read_tensors, write_json, write_tensors
+from brickformer.files import read_json, read_metadata, read_tensors, write_json, write_tensors
 from brickformer.train.numbered import numbered
 
 try:
@@ -164,6 +164,11 @@ class RunFolder:
         """What `save_state` wrote. Errors: RunError: missing or broken."""
         return _with_step(self.path / "state.safetensors")
 
+    def state_step(self) -> int:
+        """After how many steps the state was saved; none of it is read. Errors: RunError: missing or broken."""
+        path = self.path / "state.safetensors"
+        return _step(path, read_metadata(path))
+
 
 def load_into(model: nn.Module, weights: Mapping[str, Tensor], where: str, *, assign: bool = False) -> None:
     """Copy named tensors into a model that has exactly these names and shapes. Errors: RunError naming what differs.
@@ -188,7 +193,11 @@ def load_into(model: nn.Module, weights: Mapping[str, Tensor], where: str, *, as
 
 def _with_step(path: Path) -> tuple[dict[str, Tensor], int]:
     tensors, metadata = read_tensors(path)
+    return tensors, _step(path, metadata)
+
+
+def _step(path: Path, metadata: Mapping[str, str]) -> int:
     step = metadata.get("step", "")
     if not step.isdecimal():
         raise RunError(f"{path}: broken: no step in its metadata. Only files of `brick train` can be used here.")
-    return tensors, int(step)
+    return int(step)

@@ -1,4 +1,4 @@
-"""What a checkpoint asks of whoever writes with it: answers are those of transformers' own generate(), or it is said."""
+"""What a checkpoint asks of whoever writes with it: answers are those of transformers' generate(), or it is said."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SOURCE, TOKENS, END = [5, 6, 7, 8, 2], 9, 3
 ONCE = Sampling(no_repeat_ngram=1)
 """A random model repeats itself: then no answer would tell one beginning from another."""
 KINDS: dict[str, Callable[..., Case]] = {"bart": bart, "marian": marian, "t5": t5}
-LIKE = ("--set", "no_repeat_ngram=1", "--set", f"max_tokens={TOKENS}")
+LIKE = ("--set", "no_repeat_ngram=1", "--set", f"max_tokens={TOKENS}", "--set", f"ids=[{END}]")
 Asking = Callable[[dict[str, Any]], Path]
 
 
@@ -69,7 +69,7 @@ def run_of(folder: Path, tmp_path: Path) -> Path:
 
 def answered(run: Path, sampling: Sampling = ONCE) -> list[int]:
     text = " ".join(map(str, SOURCE))
-    result = Trained.open(run).generate([text], sampling, Stop(max_tokens=TOKENS)).results[0]
+    result = Trained.open(run).generate([text], sampling, Stop(max_tokens=TOKENS, ids=(END,))).results[0]
     assert result.error is None, result.error
     return result.tokens
 
@@ -117,7 +117,7 @@ def test_beams_are_said(asking: Asking, tmp_path: Path, capsys: pytest.CaptureFi
     assert answered(run) == theirs(folder, num_beams=1, forced_eos_token_id=None)
     settings = said.split("with:  ")[1].split()
     text = " ".join(map(str, SOURCE))
-    out = said_by(capsys, "generate", str(run), text, *settings, "--set", f"max_tokens={TOKENS}")
+    out = said_by(capsys, "generate", str(run), text, *settings, *LIKE[2:])
     assert out.split() == [str(i) for i in theirs(folder, forced_eos_token_id=None) if i != END]
 
 
