@@ -65,9 +65,7 @@ def doctor(args: argparse.Namespace) -> int:
         given += [args.what] if args.what is not None else []
         given += ["--format"] if args.format != "text" else []
         if given:
-            raise SpecError(
-                f"doctor --exam: got {', '.join(given)}; the exam has models of its own. Leave it out."
-            )
+            raise SpecError(f"doctor --exam: got {', '.join(given)}; the exam has models of its own. Leave it out.")
         if args.only is not None and args.table is not None:
             raise SpecError("doctor --exam --only: a part would replace the whole table. Leave out --table.")
         return exam(args.only, args.table, args.seconds)

@@ -91,9 +91,7 @@ def show(args: argparse.Namespace) -> int:
     if ".py:" in args.run:
         for name, given in (("TEXT", args.text), ("--set", args.settings), ("--layers", args.layers)):
             if given:
-                raise SpecError(
-                    f"look {args.run}: {name} belongs to a run. Leave it out: make() gives the inputs."
-                )
+                raise SpecError(f"look {args.run}: {name} belongs to a run. Leave it out: make() gives the inputs.")
         view, place = anyones(args.run, rows, args.only), Path(f"look-{named(args.run)}.html")
     elif args.run.endswith(".py"):
         raise SpecError(f"look {args.run}: name a function in it: brick look {args.run}:make")
@@ -172,9 +170,7 @@ def anyones(what: str, rows: tuple[int, int] | None, only: list[str]) -> View:
     except Exception as e:
         raise SpecError(f"look {what}: {function}() raised {type(e).__name__}: {e}") from e
     if not isinstance(made, tuple) or not 2 <= len(made) <= 3 or not isinstance(made[0], nn.Module):
-        raise SpecError(
-            f"look {what}: {function}() returned {type(made).__name__}; expected (model, inputs, tokens)."
-        )
+        raise SpecError(f"look {what}: {function}() returned {type(made).__name__}; expected (model, inputs, tokens).")
     model, inputs, *labels = made
     named = inputs if isinstance(inputs, Mapping) else {}
     given = () if named else inputs if isinstance(inputs, tuple | list) else (inputs,)
