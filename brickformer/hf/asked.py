@@ -26,6 +26,8 @@ DRAWN: Final = {
     "typical_p": ("typical", 1.0),
 }
 """Their names -> ours, and the value that changes nothing."""
+THEIRS: Final = {"temperature": 1.0, "top_k": 50}
+"""What they do where nothing is said, and we do not."""
 UNDONE: Final = {
     "forced_eos_token_id": None,
     "suppress_tokens": None,
@@ -108,6 +110,6 @@ def _said(own: Json) -> Iterator[str]:
             yield "early=false"
     drawn = DRAWN if own.get("do_sample") is True and not searches else {}
     for name, (ours, idle) in (PENALTIES | drawn).items():
-        value = own.get(name)
-        if type(value) in (int, float) and value != idle:
+        value = THEIRS.get(name) if own.get(name) is None else own[name]
+        if isinstance(value, int | float) and not isinstance(value, bool) and value != idle:
             yield f"{ours}={value if type(idle) is int else float(value)}"

@@ -18,7 +18,7 @@ import brickformer
 from brickformer.cli import main
 from brickformer.errors import DataError
 from brickformer.generate import Sampling, Stop
-from brickformer.hf.asked import Asked, read_asked
+from brickformer.hf.asked import THEIRS, Asked, read_asked
 from brickformer.recipes import Trained
 from brickformer.recipes.published import imported
 
@@ -149,6 +149,16 @@ def test_which_file_counts() -> None:
     )
     assert read_asked({"bos_token_id": 2}, None, "x", answers=True).start == 2
     assert read_asked({"decoder_start_token_id": 2}, None, "x", answers=False) == Asked()
+
+
+def test_what_drawing_means_there() -> None:
+    """Without a word on it theirs takes 50 tokens at a temperature of 1."""
+    with quiet():
+        defaults = t.GenerationConfig._get_default_generation_params()
+    assert {name: defaults[name] for name in THEIRS} == THEIRS
+    assert read_asked({}, {"do_sample": True, "top_p": 1.0}, "x", answers=False).said == ("temperature=1.0", "top_k=50")
+    assert read_asked({}, {"do_sample": True, "top_k": 0}, "x", answers=False).said == ("temperature=1.0",)
+    assert read_asked({}, {"do_sample": True, "num_beams": 4}, "x", answers=False).said == ("width=4", "early=false")
 
 
 def test_a_first_token_that_is_forbidden() -> None:
