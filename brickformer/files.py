@@ -168,21 +168,33 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     Each tensor has memory of its own, and nothing is read through the map of the file: views of it would keep all of it
     until the last one is gone, and what is touched of it counts as memory of this process.
     """
-    try:
-        with safetensors.safe_open(path, framework="pt") as file, open(path, "rb") as raw:
-            metadata = dict(file.metadata() or {})
-            start = 8 + int.from_bytes(raw.read(8), "little")
-            header = json.loads(raw.read(start - 8))
-            tensors = {}
-            for name in file.keys():  # noqa: SIM118  (not a dict)
-                said = header[name]
-                if said["dtype"] not in TYPES:
-                    raise RunError(
-                        f"{path}: {name}: its numbers are of type {said['dtype']}, which is not read here. Expected one"
-                        f" of {', '.join(TYPES)}; write the file again in one of them."
-                    )
-                tensors[name] = _tensor_at(raw, start + said["data_offsets"][0], said["shape"], TYPES[said["dtype"]])
+    with _reading(path), safetensors.safe_open(path, framework="pt") as file, open(path, "rb") as raw:
+        metadata = dict(file.metadata() or {})
+        start = 8 + int.from_bytes(raw.read(8), "little")
+        header = json.loads(raw.read(start - 8))
+        tensors = {}
+        for name in file.keys():  # noqa: SIM118  (not a dict)
+            said = header[name]
+            if said["dtype"] not in TYPES:
+                raise RunError(
+                    f"{path}: {name}: its numbers are of type {said['dtype']}, which is not read here. Expected one"
+                    f" of {', '.join(TYPES)}; write the file again in one of them."
+                )
+            tensors[name] = _tensor_at(raw, start + said["data_offsets"][0], said["shape"], TYPES[said["dtype"]])
         return {**tensors, **_tied(metadata, tensors)}, metadata
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file, none of its tensors. Errors: as `read_tensors`."""
+    with _reading(path), safetensors.safe_open(path, framework="pt") as file:
+        return dict(file.metadata() or {})
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turns what goes wrong while a safetensors file is read into a RunError that names it."""
+    try:
+        yield
     except FileNotFoundError:
         raise RunError(f"{path}: missing. The run was stopped before its first save, or copied in part.") from None
     except RunError:

@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrickError as e:
         if args.debug:
             raise
-        print(f"brick: {str(e).removeprefix('brick ')}", file=sys.stderr)  # a message may begin with the command
+        print(f"brick: {e}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("brick: stopped.", file=sys.stderr)

@@ -65,22 +65,20 @@ def doctor(args: argparse.Namespace) -> int:
         given += [args.what] if args.what is not None else []
         given += ["--format"] if args.format != "text" else []
         if given:
-            raise SpecError(
-                f"brick doctor --exam: got {', '.join(given)}; the exam has models of its own. Leave it out."
-            )
+            raise SpecError(f"doctor --exam: got {', '.join(given)}; the exam has models of its own. Leave it out.")
         if args.only is not None and args.table is not None:
-            raise SpecError("brick doctor --exam --only: a part would replace the whole table. Leave out --table.")
+            raise SpecError("doctor --exam --only: a part would replace the whole table. Leave out --table.")
         return exam(args.only, args.table, args.seconds)
     for name in ("only", "table"):
         if getattr(args, name) is not None:
-            raise SpecError(f"brick doctor --{name}: belongs to the exam. Add --exam, or leave it out.")
+            raise SpecError(f"doctor --{name}: belongs to the exam. Add --exam, or leave it out.")
     if args.what is None:
-        raise SpecError("brick doctor: expected FILE.py:make (or --exam).")
+        raise SpecError("doctor: expected FILE.py:make (or --exam).")
     subject = made(args.what, args.seconds)
     for name in ("kind", "pad", "vocab"):
         if getattr(args, name) is not None:
             setattr(subject, name, getattr(args, name))
-    late = f"brick doctor {args.what}: a call of the model took longer than all that was allowed"
+    late = f"doctor {args.what}: a call of the model took longer than all that was allowed"
     with within(args.seconds, late, torch.get_num_threads()):
         report = diagnose(subject, seconds=args.seconds)
     match args.format:
@@ -123,27 +121,27 @@ def made(what: str, seconds: float = 60.0) -> Subject:
 
     name, colon, function = what.rpartition(":")
     if not colon or not name.endswith(".py"):
-        raise SpecError(f"brick doctor {what}: expected FILE.py:FUNCTION, as in model.py:make")
+        raise SpecError(f"doctor {what}: expected FILE.py:FUNCTION, as in model.py:make")
     aside = contextlib.redirect_stdout(sys.stderr)  # the report has standard output to itself
-    with within(seconds, f"brick doctor {what}: importing the file did not end"), aside:
-        module = loaded(name, "brick doctor")
+    with within(seconds, f"doctor {what}: importing the file did not end"), aside:
+        module = loaded(name, "doctor")
     make: Callable[[], Any] | None = getattr(module, function, None)
     if make is None:
         names = [n for n, x in vars(module).items() if callable(x) and not n.startswith("_")]
-        raise SpecError(f"brick doctor {what}: no {function!r} in it; {nearest(function, names)}")
+        raise SpecError(f"doctor {what}: no {function!r} in it; {nearest(function, names)}")
     try:
-        with within(seconds, f"brick doctor {what}: {function}() did not end"), aside:
+        with within(seconds, f"doctor {what}: {function}() did not end"), aside:
             value = make() if not isinstance(make, nn.Module) else make
     except SpecError:
         raise
     except (Exception, SystemExit) as e:
         said = (str(e).splitlines() or [""])[0]
-        raise SpecError(f"brick doctor {what}: {function}() raised {type(e).__name__}: {said}") from e
+        raise SpecError(f"doctor {what}: {function}() raised {type(e).__name__}: {said}") from e
     if isinstance(value, nn.Module):
         return Subject(value)
     if not isinstance(value, Subject):
         raise SpecError(
-            f"brick doctor {what}: {function}() returned {type(value).__name__}; expected a model (nn.Module) or a "
+            f"doctor {what}: {function}() returned {type(value).__name__}; expected a model (nn.Module) or a "
             f"brickformer.doctor.Subject."
         )
     return value

@@ -20,7 +20,7 @@ def exam(only: str | None, table: str | None, seconds: float) -> int:
     bugs = [b for b in BUGS if only is None or only in b.name or only in b.probe]
     clean = [c for c in CLEAN if only is None or only in c.name]
     if not bugs and not clean:
-        raise SpecError(f"brick doctor --exam --only {only}: no bug, family or variant of that name.")
+        raise SpecError(f"doctor --exam --only {only}: no bug, family or variant of that name.")
     result = score(
         bugs, clean, partial(diagnose, seconds=seconds), lambda line: print(line, file=sys.stderr, flush=True)
     )
@@ -44,9 +44,9 @@ def _page(name: str | None) -> tuple[Path, str, str] | None:
         return None
     path = Path(name)
     if not path.is_file():
-        raise SpecError(f"brick doctor --exam --table {name}: no such file.")
+        raise SpecError(f"doctor --exam --table {name}: no such file.")
     before, begin, rest = path.read_text("utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise SpecError(f"brick doctor --exam --table {name}: expected the lines {BEGIN} and {END} in it.")
+        raise SpecError(f"doctor --exam --table {name}: expected the lines {BEGIN} and {END} in it.")
     return path, before, after

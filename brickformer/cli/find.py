@@ -94,14 +94,14 @@ def recipe(name: str, data: str | None, settings: Sequence[Setting], model: str 
     Errors: SpecError: an unknown recipe, a file missing or too much, no such shape.
     """
     if name not in RECIPES:
-        raise SpecError(f"brick train {name}: no such recipe; {nearest(name, RECIPES)}")
+        raise SpecError(f"train {name}: no such recipe; {nearest(name, RECIPES)}")
     make = RECIPES[name]
     takes_data = "data" in inspect.signature(make).parameters
     if takes_data and data is None:
         what = "two columns, source TAB target" if name == "pairs" else "any text"
-        raise SpecError(f"brick train {name}: no data. Name a file ({what}): brick train {name} --data FILE")
+        raise SpecError(f"train {name}: no data. Name a file ({what}): brick train {name} --data FILE")
     if not takes_data and data is not None:
-        raise SpecError(f"brick train {name}: it makes its own data, so --data {data} would be ignored. Leave it out.")
+        raise SpecError(f"train {name}: it makes its own data, so --data {data} would be ignored. Leave it out.")
     given = {"data": data, "model": model}
     run = make(**{key: value for key, value in given.items() if value is not None})
     return changed(run, settings)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from brickformer.tasks import Imported
 
 ABOUT_IMPORT = """Read a published checkpoint (a folder with config.json, weights and tokenizer)
 into a run folder, which every other verb takes. Nothing in it is run."""
@@ -33,6 +37,7 @@ def import_(args: argparse.Namespace) -> int:
     from brickformer.cli.text import command
     from brickformer.models import EncoderModel
     from brickformer.recipes.published import imported, load
+    from brickformer.tasks import Imported
     from brickformer.train import RunFolder
 
     RunFolder.check(Path(args.out), args.name or "imported")
@@ -45,4 +50,14 @@ def import_(args: argparse.Namespace) -> int:
             print(f"use it:  {command(args, f'show {folder.path}')}")
         case _:
             print("use it:  " + command(args, f'generate {folder.path} "TEXT"'))
+            if isinstance(task := trained.run.task, Imported):
+                say(task)
     return 0
+
+
+def say(task: Imported) -> None:
+    """What the folder asks of generation and is not done by itself."""
+    if task.said:
+        print("as its configuration asks, with:  " + " ".join(f"--set {setting}" for setting in task.said))
+    if task.undone:
+        print(f"not done, though it asks for it:  {', '.join(task.undone)}")

@@ -65,7 +65,7 @@ def list_(args: argparse.Namespace) -> int:
             everything = by_slot()
             kinds = [kind for bricks in everything.values() for kind in bricks]
             known = [*everything, *kinds, PRESETS_SLOT, *PRESETS]
-            raise SpecError(f"brick list {args.slot}: no such slot, brick or preset; {nearest(args.slot, known)}")
+            raise SpecError(f"list {args.slot}: no such slot, brick or preset; {nearest(args.slot, known)}")
     for i, (slot, bricks) in enumerate(slots.items()):
         print("\n" * bool(i) + slot)
         for kind, cls in bricks.items():

@@ -91,12 +91,10 @@ def show(args: argparse.Namespace) -> int:
     if ".py:" in args.run:
         for name, given in (("TEXT", args.text), ("--set", args.settings), ("--layers", args.layers)):
             if given:
-                raise SpecError(
-                    f"brick look {args.run}: {name} belongs to a run. Leave it out: make() gives the inputs."
-                )
+                raise SpecError(f"look {args.run}: {name} belongs to a run. Leave it out: make() gives the inputs.")
         view, place = anyones(args.run, rows, args.only), Path(f"look-{named(args.run)}.html")
     elif args.run.endswith(".py"):
-        raise SpecError(f"brick look {args.run}: name a function in it: brick look {args.run}:make")
+        raise SpecError(f"look {args.run}: name a function in it: brick look {args.run}:make")
     elif args.text is None:
         raise SpecError(f'brick look {args.run}: no text. Give one to answer: brick look {args.run} "TEXT"')
     else:
@@ -147,7 +145,7 @@ def answered(args: argparse.Namespace, rows: tuple[int, int] | None) -> View:
 
     drawing, ending, searching, looking, ahead = sorted_out(args.settings)
     if searching or looking or ahead is not None:
-        raise SpecError("brick look: one answer is written, token by token. Leave beams and drafts out.")
+        raise SpecError("look: one answer is written, token by token. Leave beams and drafts out.")
     trained = Trained.open(args.run)
     stop = changed(Stop(max_tokens=48) if trained.writes_text else Stop(), ending)
     return sight(trained, args.text, changed(trained.sampling, drawing), stop, rows=rows, only=args.only)
@@ -162,35 +160,33 @@ def anyones(what: str, rows: tuple[int, int] | None, only: list[str]) -> View:
     from brickformer.look import foreign
 
     name, _, function = what.rpartition(":")
-    module = loaded(name, "brick look")
+    module = loaded(name, "look")
     make = vars(module).get(function)
     if not callable(make):
         names = [n for n, x in vars(module).items() if callable(x) and not n.startswith("_")]
-        raise SpecError(f"brick look {what}: no {function!r} in it; {nearest(function, names)}")
+        raise SpecError(f"look {what}: no {function!r} in it; {nearest(function, names)}")
     try:
         made = make()
     except Exception as e:
-        raise SpecError(f"brick look {what}: {function}() raised {type(e).__name__}: {e}") from e
+        raise SpecError(f"look {what}: {function}() raised {type(e).__name__}: {e}") from e
     if not isinstance(made, tuple) or not 2 <= len(made) <= 3 or not isinstance(made[0], nn.Module):
-        raise SpecError(
-            f"brick look {what}: {function}() returned {type(made).__name__}; expected (model, inputs, tokens)."
-        )
+        raise SpecError(f"look {what}: {function}() returned {type(made).__name__}; expected (model, inputs, tokens).")
     model, inputs, *labels = made
     named = inputs if isinstance(inputs, Mapping) else {}
     given = () if named else inputs if isinstance(inputs, tuple | list) else (inputs,)
     tensors = [x for x in [*given, *named.values()] if isinstance(x, Tensor)]
     if not tensors:
-        raise SpecError(f"brick look {what}: {function}() gave no tensor to call the model with.")
+        raise SpecError(f"look {what}: {function}() gave no tensor to call the model with.")
     said = labels[0] if labels else None
     if said is not None and not isinstance(said, Sequence):
-        raise SpecError(f"brick look {what}: the tokens are {type(said).__name__}; expected a list of texts, or None.")
+        raise SpecError(f"look {what}: the tokens are {type(said).__name__}; expected a list of texts, or None.")
     texts = named_by(tensors[0]) if said is None else [str(t) for t in said]
     try:
         return foreign(model, *given, named=named, labels=texts, rows=rows, only=only)
     except BrickError:
         raise
     except Exception as e:
-        raise SpecError(f"brick look {what}: the model raised {type(e).__name__}: {e}") from e
+        raise SpecError(f"look {what}: the model raised {type(e).__name__}: {e}") from e
 
 
 def named_by(ids: object) -> list[str]:

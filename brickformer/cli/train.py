@@ -72,7 +72,7 @@ def train(args: argparse.Namespace) -> int:
                 raise SpecError(f"--resume {args.resume}: the run has its own {name}. Leave yours out.")
         session = Session.resume(Path(args.resume), lambda run: shortened(changed(run, settings), args.steps))
     elif args.recipe is None:
-        raise SpecError("brick train: no recipe. Say what to learn: reverse, text or pairs; or --resume RUN.")
+        raise SpecError("train: no recipe. Say what to learn: reverse, text or pairs; or --resume RUN.")
     else:
         run = shortened(recipe(args.recipe, args.data, settings, args.model), args.steps)
         run = run.but(**{name: value for name in ("seed", "name") if (value := getattr(args, name)) is not None})

@@ -45,7 +45,7 @@ def trap(args: argparse.Namespace) -> int:
             print(f"{lesson.name:<24} {lesson.title}")
         return 0
     if args.name not in LESSONS:
-        raise SpecError(f"brick trap {args.name}: no such trap; {nearest(args.name, list(LESSONS))}")
+        raise SpecError(f"trap {args.name}: no such trap; {nearest(args.name, list(LESSONS))}")
     _show(LESSONS[args.name], args.seconds, args.no_wait)
     return 0
 

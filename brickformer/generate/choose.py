@@ -38,7 +38,7 @@ class Constraints:
         s = sampling
         self.needs_seen = s.repetition != 1.0
         self.needs_counts = s.presence != 0.0 or s.frequency != 0.0
-        self.needs_history = s.no_repeat_ngram is not None
+        self.needs_history = s.no_repeat_ngram is not None or bool(s.banned_runs)
         self.idle = not (
             self.needs_seen
             or self.needs_counts
@@ -79,6 +79,8 @@ class Constraints:
             out = [*out, *self.stop.ids]
         if self.sampling.no_repeat_ngram is not None:
             out = [*out, *f.ngram_bans(self.history[row], self.sampling.no_repeat_ngram)]
+        if self.sampling.banned_runs:
+            out = [*out, *f.run_bans(self.history[row], self.sampling.banned_runs)]
         return out
 
     def add(self, tokens: Int[Tensor, " B"], listed: Sequence[int]) -> None:

@@ -6,7 +6,7 @@ that of `transformers`, whose definitions these are:
     repetition      l > 0: l / r;  else l · r        for tokens seen so far, prompt included        arXiv 1909.05858
     presence        l - a · [the answer has it]      frequency   l - b · (times the answer has it)
     no_repeat       -inf where a run of n tokens would occur a second time
-    ban, force      -inf for these tokens;  -inf for all but one, which gets 0
+    ban, force      -inf for these tokens, and those that end a banned run;  -inf for all but one, which gets 0
     temperature     l / T
     top_k           the k largest logits; more where the smallest of them ties
     top_p           the fewest largest probabilities that sum to p or more                          arXiv 1904.09751
@@ -47,6 +47,11 @@ def ngram_bans(history: Sequence[int], n: int) -> list[int]:
         return []
     tail = list(history[len(history) - n + 1 :])
     return [history[i + n - 1] for i in range(len(history) - n + 1) if list(history[i : i + n - 1]) == tail]
+
+
+def run_bans(history: Sequence[int], runs: Sequence[Sequence[int]]) -> list[int]:
+    """The last tokens of runs whose other tokens `history` ends with."""
+    return [run[-1] for run in runs if list(history[-len(run) + 1 :]) == list(run[:-1])]
 
 
 def ban(logits: Float[Tensor, "B V"], rows: Sequence[int], tokens: Sequence[int]) -> Float[Tensor, "B V"]:

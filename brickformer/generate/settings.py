@@ -5,6 +5,8 @@ Both are specs: frozen, strictly checked, JSON in and out. The formulas behind t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from brickformer.errors import SpecError
 from brickformer.spec import Spec, spec
 
@@ -19,8 +21,9 @@ class Sampling(Spec):
     probability (arXiv 2202.00666). repetition: divides (or multiplies, below 0) the logits of tokens seen, prompt
     included (arXiv 1909.05858). presence, frequency: subtracted from the logit of a token of the answer, once, and for
     every time it occurs. no_repeat_ngram: no run of so many tokens occurs twice, prompt included. banned: tokens never
-    chosen. forced: the first tokens of the answer. seed: of the random draws; a prompt's answer depends on its seed
-    alone, not on what else is in the batch.
+    chosen. banned_runs: runs of tokens of which the last is not chosen after the others, prompt included. forced: the
+    first tokens of the answer. seed: of the random draws; a prompt's answer depends on its seed alone, not on what else
+    is in the batch.
     """
 
     temperature: float = 0.0
@@ -33,6 +36,7 @@ class Sampling(Spec):
     frequency: float = 0.0
     no_repeat_ngram: int | None = None
     banned: tuple[int, ...] = ()
+    banned_runs: tuple[tuple[int, ...], ...] = ()
     forced: tuple[int, ...] = ()
     seed: int = 0
 
@@ -52,9 +56,11 @@ class Sampling(Spec):
             raise self.refuse("repetition", "a factor above 0; above 1 makes repetition less likely")
         if self.no_repeat_ngram is not None and self.no_repeat_ngram < 1:
             raise self.refuse("no_repeat_ngram", "a length of at least 1", "Leave it out to allow repetition.")
-        for name, ids in (("banned", self.banned), ("forced", self.forced)):
+        for name, ids in self._ids():
             if any(i < 0 for i in ids):
                 raise self.refuse(name, "token ids from 0 on")
+        if any(len(run) < 2 for run in self.banned_runs):
+            raise self.refuse("banned_runs", "runs of at least 2 tokens", "Put single ones into banned.")
         both = sorted(set(self.banned) & set(self.forced))
         if both:
             raise SpecError(f"sampling: token {both[0]} is both banned and forced, so no token is allowed. Choose one.")
@@ -70,9 +76,15 @@ class Sampling(Spec):
         """Nothing is drawn."""
         return self.temperature == 0.0
 
+    def _ids(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The fields that hold tokens."""
+        yield "banned", self.banned
+        yield from (("banned_runs", run) for run in self.banned_runs)
+        yield "forced", self.forced
+
     def check_vocab(self, vocab: int) -> None:
         """Errors: SpecError when a token is not among the model's, or when every token is banned."""
-        for name, ids in (("banned", self.banned), ("forced", self.forced)):
+        for name, ids in self._ids():
             outside = [i for i in ids if i >= vocab]
             if outside:
                 raise SpecError(f"sampling.{name}: got token {outside[0]}, expected ids from 0 to {vocab - 1}.")

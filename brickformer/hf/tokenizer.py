@@ -19,9 +19,11 @@ from typing import Any, Final, final
 
 from brickformer.errors import DataError
 from brickformer.files import read_bytes, read_json, read_text
+from brickformer.hf.asked import either, is_id
 
 MAIN: Final = "tokenizer.json"
-BESIDE: Final = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json")
+GENERATION: Final = "generation_config.json"
+BESIDE: Final = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", GENERATION)
 PIECES: Final = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 TWO_SIDES: Final = ("source.spm", "target.spm")
 LIST: Final = "vocab.json"
@@ -34,14 +36,11 @@ NO_WORD: Final = "no such token"
 @final
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """files: by name, word for word. bos: the id that opens a text. ends: the ids that close one. start: the id
-    that opens the answers of an encoder-decoder. never: ids that are not to be written."""
+    """files: by name, word for word. bos: the id that opens a text. ends: the ids that close one."""
 
     files: dict[str, str | bytes] = field(default_factory=dict)
     bos: int | None = None
     ends: tuple[int, ...] = ()
-    start: int | None = None
-    never: tuple[int, ...] = ()
 
     @property
     def of_pieces(self) -> bool:
@@ -54,28 +53,16 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerFiles:
     files: dict[str, str | bytes] = {
         name: read_text(folder / name) for name in (MAIN, *BESIDE) if (folder / name).is_file()
     }
-    said = dict(config)
-    if "generation_config.json" in files:
-        said |= {k: v for k, v in read_json(folder / "generation_config.json").items() if v is not None}
+    generation = read_json(folder / GENERATION) if GENERATION in files else None
     files |= {name: read_bytes(folder / name) for name in (*PIECES, *TWO_SIDES) if (folder / name).is_file()}
     older = [name for name in OLDER if (folder / name).is_file()]
     if TWO_SIDES[0] in files and MAIN not in files:
         files |= {name: read_text(folder / name) for name in (LIST,) if (folder / name).is_file()}
     elif MAIN not in files:
         files = files | {MAIN: _made_anew(folder, older[0])} if older else {}
-    ends = said.get("eos_token_id")
-    listed = [] if ends is None else (ends if isinstance(ends, list) else [ends])
-    bos, start = (said.get(name) for name in ("bos_token_id", "decoder_start_token_id"))
-    bos = bos if _is_id(bos) else None
-    words = said.get("bad_words_ids")
-    alone = [w[0] for w in words if isinstance(w, list) and len(w) == 1] if isinstance(words, list) else []
-    ids = (tuple(filter(_is_id, found)) for found in (listed, alone))
-    return TokenizerFiles(files, bos, next(ids), start if _is_id(start) else bos, next(ids))
-
-
-def _is_id(value: Any) -> bool:
-    """Some files say -1 where there is none."""
-    return type(value) is int and value >= 0
+    bos, ends = (either(config, generation, name) for name in ("bos_token_id", "eos_token_id"))
+    listed = ends if isinstance(ends, list) else [ends]
+    return TokenizerFiles(files, bos if is_id(bos) else None, tuple(filter(is_id, listed)))
 
 
 def _made_anew(folder: Path, older: str) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,9 +17,10 @@ import torch
 
 from brickformer import hf
 from brickformer.errors import DataError, RunError
-from brickformer.files import read_text
+from brickformer.files import read_json, read_text
+from brickformer.hf.asked import Asked, read_asked
 from brickformer.hf.load import Checkpoint
-from brickformer.hf.tokenizer import TokenizerFiles, plain_tokenizer, read_tokenizer
+from brickformer.hf.tokenizer import GENERATION, TokenizerFiles, plain_tokenizer, read_tokenizer
 from brickformer.mask import Mask
 from brickformer.models import AnyModel, EncoderDecoderModel
 from brickformer.recipes.run import Run
@@ -54,15 +54,16 @@ def load(path: Path | str, *, dtype: torch.dtype | None = None) -> Trained:
     folder = _found(path)
     checkpoint = hf.load(folder, dtype=dtype)
     model, files = checkpoint.model, read_tokenizer(folder, checkpoint.config)
-    source, start = None, None
+    source = None
     if isinstance(model, EncoderDecoderModel):
         aside = read_tokenizer(folder / TARGET, checkpoint.config) if (folder / TARGET).is_dir() else files
         source, target = _tokenizer(checkpoint, files, "source"), _tokenizer(checkpoint, aside, "target")
-        start = files.start
     else:
         target = _tokenizer(checkpoint, files)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).expanduser().resolve().name).strip(".-") or "imported"
-    run = Run(task=Imported(str(path), start, files.never), model=model.spec, name=name)
+    asked = _asked(checkpoint, answers=source is not None)
+    task = Imported(str(path), asked.start, asked.first, asked.never, asked.never_runs, asked.said, asked.undone)
+    run = Run(task=task, model=model.spec, name=name)
     return Trained(run, model, source, target)
 
 
@@ -85,6 +86,14 @@ def _found(path: Path | str) -> Path:
     except Exception as e:  # whatever the network does
         reason = (str(e).strip().splitlines() or [type(e).__name__])[0][:120]
         raise RunError(f"{path}: no such folder, and the hub does not give it: {reason}") from None
+
+
+def _asked(checkpoint: Checkpoint, *, answers: bool) -> Asked:
+    """What its folder says of writing. answers: of an encoder-decoder."""
+    file = checkpoint.path / GENERATION
+    generation = read_json(file) if file.is_file() else None
+    where = str(checkpoint.path / CONFIG if generation is None else file)
+    return read_asked(checkpoint.config, generation, where, answers=answers)
 
 
 def _tokenizer(checkpoint: Checkpoint, files: TokenizerFiles, side: Side | None = None) -> Tokenizer:
@@ -165,15 +174,10 @@ def files_of(tokenizer: Tokenizer) -> TokenizerFiles:
 
 
 def imported(trained: Trained, root: Path, name: str | None = None) -> RunFolder:
-    """A run folder that holds a published model. Errors: RunError: a full disk, no permission; nothing is left then."""
+    """A run folder that holds a published model, whole or not there. Errors: RunError: a full disk, no permission."""
     tokenizers = {"source": trained.source and trained.source.to_json(), "target": trained.target.to_json()}
     run = trained.run if name is None else trained.run.but(name=name)
-    folder = RunFolder.create(
-        root, run.name, spec=run.model.to_dict(), run={"run": run.to_dict()}, tokenizer=tokenizers
-    )
-    try:
-        folder.save_weights(trained.model.state_dict(), 0)
-    except BaseException:
-        shutil.rmtree(folder.path, ignore_errors=True)
-        raise
-    return folder
+    spec, told = run.model.to_dict(), {"run": run.to_dict()}
+    with RunFolder.making(root, run.name, spec=spec, run=told, tokenizer=tokenizers) as (part, made):
+        part.save_weights(trained.model.state_dict(), 0)
+        return made

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import io
 import math
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ import torch
 from torch import nn
 
 from brickformer.errors import RunError
-from brickformer.files import replacing, write_json, write_tensors, write_whole
+from brickformer.files import write_json, write_whole
 from brickformer.generate import Stop, generate
 from brickformer.generate.writer import smallest
 from brickformer.models import DecoderModel, EncoderModel
@@ -96,22 +95,18 @@ def quantize_run(
     matrices = _coded(trained.model, plan, keep, data, size, progress)
     after = measure(trained, data, size)
     spec = {**plain_spec(folder), ENTRY: entry(trained.model)}
-    made = RunFolder.create(place, name, spec=spec, run=folder.run(), tokenizer=folder.tokenizer())
-    try:
-        with replacing(made.path / weights.name) as ready:  # the last to get its name: without weights it is no run
-            write_tensors(ready, trained.model.state_dict(), {"step": str(trained.step)})
-            after["file bytes"] = float(ready.stat().st_size)
-            if not isinstance(trained.model, EncoderModel):  # which writes nothing
-                before["ms a token"], after["ms a token"] = ms_token(Trained.open(path), trained, data)
-            receipt = Receipt(str(plan), matrices, before, after)
-            write_json(made.path / "receipt.json", receipt.to_dict())
-            write_whole(made.path / "receipt.txt", (receipt.table() + "\n").encode())
-            picture = io.BytesIO()
-            receipt.picture().savefig(picture, format="png")
-            write_whole(made.path / "receipt.png", picture.getvalue())
-    except BaseException:
-        shutil.rmtree(made.path, ignore_errors=True)
-        raise
+    run, tokenizer = folder.run(), folder.tokenizer()
+    with RunFolder.making(place, name, spec=spec, run=run, tokenizer=tokenizer) as (part, made):
+        part.save_weights(trained.model.state_dict(), trained.step)
+        after["file bytes"] = float((part.path / weights.name).stat().st_size)
+        if not isinstance(trained.model, EncoderModel):  # which writes nothing
+            before["ms a token"], after["ms a token"] = ms_token(Trained.open(path), trained, data)
+        receipt = Receipt(str(plan), matrices, before, after)
+        write_json(part.path / "receipt.json", receipt.to_dict())
+        write_whole(part.path / "receipt.txt", (receipt.table() + "\n").encode())
+        picture = io.BytesIO()
+        receipt.picture().savefig(picture, format="png")
+        write_whole(part.path / "receipt.png", picture.getvalue())
     return made, receipt
 
 

@@ -67,7 +67,7 @@ class Session:
             raise RunError(
                 f"{path}: the data of {run.task.kind!r} has changed since the run began. Restore it, or train anew."
             )
-        step = folder.state()[1]
+        step = folder.state_step()
         if step >= run.train.steps:
             raise RunError(
                 f"{path}: finished: {step} steps are done; got {run.train.steps}, expected more: "

@@ -146,9 +146,14 @@ class Trained:
         return stop.but(ids=(*stop.ids, *ends)) if ends else stop
 
     def allowed(self, sampling: Sampling) -> Sampling:
-        """The same, without tokens that the configuration of an imported model forbids."""
-        never = self.run.task.never if isinstance(self.run.task, Imported) else ()
-        return sampling.but(banned=(*sampling.banned, *never)) if never else sampling
+        """The same with what the configuration of an imported model asks for: tokens that it forbids, and the one that
+        answers begin with where `sampling` says none."""
+        task = self.run.task
+        if not isinstance(task, Imported):
+            return sampling
+        banned, runs = (*sampling.banned, *task.never), (*sampling.banned_runs, *task.never_runs)
+        forced = sampling.forced or (() if task.first is None else (task.first,))
+        return sampling.but(banned=banned, banned_runs=runs, forced=forced)
 
     def answer(self, texts: Sequence[str]) -> list[str]:
         """Just the texts. Errors: BrickError of the first text that cannot be read."""

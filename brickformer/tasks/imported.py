@@ -13,12 +13,18 @@ from brickformer.tasks.task import Task
 class Imported(Task):
     """Learnt elsewhere. source: where it came from.
 
-    start: the id that a target begins with, of an encoder-decoder. never: ids that its configuration forbids to write.
+    What its configuration asks of whoever writes: start, the id before the answers of an encoder-decoder; first, the id
+    that each of them begins with; never and never_runs, ids that are not written, alone and in a row. said: settings of
+    generation that it asks for besides ("width=4"), undone: those that there is nothing for; neither is done by itself.
     """
 
     source: str = ""
     start: int | None = None
+    first: int | None = None
     never: tuple[int, ...] = ()
+    never_runs: tuple[tuple[int, ...], ...] = ()
+    said: tuple[str, ...] = ()
+    undone: tuple[str, ...] = ()
 
     def prepare(self, seed: int) -> NoReturn:
         """Errors: DataError, always: there is no data."""

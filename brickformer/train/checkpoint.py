@@ -9,14 +9,14 @@
         metrics.jsonl        one line a logging step
         loss.png             the same as a picture
 
-A new run never takes the folder of an earlier one. Nothing here knows a model: it takes named tensors and JSON.
+A new run never takes the folder of an earlier one (see numbered.py). Nothing here knows a model: it takes named tensors
+and JSON.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +26,8 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from brickformer.errors import RunError, nearest
-from brickformer.files import read_json, read_tensors, write_json, write_tensors, writing
+from brickformer.files import read_json, read_metadata, read_tensors, write_json, write_tensors
+from brickformer.train.numbered import numbered
 
 try:
     import fcntl
@@ -50,17 +51,25 @@ class RunFolder:
         Two processes never get the same one. Errors: RunError: a bad name, a full disk, no permission; nothing is left
         then.
         """
+        with cls.making(root, name, spec=spec, run=run, tokenizer=tokenizer) as (_, made):
+            return made
+
+    @classmethod
+    @contextmanager
+    def making(
+        cls, root: Path, name: str, *, spec: Json, run: Json, tokenizer: Json | None = None
+    ) -> Iterator[tuple[RunFolder, RunFolder]]:
+        """(where to write the rest, the folder once the block has ended): as `create`, but there when it is whole.
+
+        Whatever ends the block before, the death of the process too, leaves no folder of a run.
+        """
         cls.check(root, name)
-        folder = cls(_new_folder(root, name))
-        try:
-            write_json(folder.path / "spec.json", spec)
-            write_json(folder.path / "run.json", run)
+        with numbered(root, name) as (part, path):
+            write_json(part / "spec.json", spec)
+            write_json(part / "run.json", run)
             if tokenizer is not None:
-                write_json(folder.path / "tokenizer.json", tokenizer)
-        except BaseException:
-            shutil.rmtree(folder.path, ignore_errors=True)
-            raise
-        return folder
+                write_json(part / "tokenizer.json", tokenizer)
+            yield cls(part), cls(path)
 
     @staticmethod
     def check(root: Path, name: str) -> None:
@@ -77,7 +86,7 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """The run at `path`. Errors: RunError: no such folder, no run, or one cut off before its first save."""
         if not path.is_dir():
-            near = [str(p) for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
+            near = [str(p) for p in path.parent.glob("[!.]*") if p.is_dir()]
             raise RunError(f"{path}: no such run folder; {nearest(str(path), near)}")
         folder = cls(path)
         if not any((path / name).exists() for name in ("spec.json", "run.json", "weights.safetensors")):
@@ -155,6 +164,11 @@ class RunFolder:
         """What `save_state` wrote. Errors: RunError: missing or broken."""
         return _with_step(self.path / "state.safetensors")
 
+    def state_step(self) -> int:
+        """After how many steps the state was saved; none of it is read. Errors: RunError: missing or broken."""
+        path = self.path / "state.safetensors"
+        return _step(path, read_metadata(path))
+
 
 def load_into(model: nn.Module, weights: Mapping[str, Tensor], where: str, *, assign: bool = False) -> None:
     """Copy named tensors into a model that has exactly these names and shapes. Errors: RunError naming what differs.
@@ -179,23 +193,11 @@ def load_into(model: nn.Module, weights: Mapping[str, Tensor], where: str, *, as
 
 def _with_step(path: Path) -> tuple[dict[str, Tensor], int]:
     tensors, metadata = read_tensors(path)
+    return tensors, _step(path, metadata)
+
+
+def _step(path: Path, metadata: Mapping[str, str]) -> int:
     step = metadata.get("step", "")
     if not step.isdecimal():
         raise RunError(f"{path}: broken: no step in its metadata. Only files of `brick train` can be used here.")
-    return tensors, int(step)
-
-
-def _new_folder(root: Path, name: str) -> Path:
-    """Make root/NAME-NNN with the first number above all that are there; mkdir is what decides a race."""
-    with writing(root):
-        root.mkdir(parents=True, exist_ok=True)
-        pattern = re.compile(re.escape(name) + r"-(\d+)")
-        taken = [int(found[1]) for p in root.iterdir() if (found := pattern.fullmatch(p.name))]
-        number = max(taken, default=0) + 1
-        while True:
-            path = root / f"{name}-{number:03d}"
-            try:
-                path.mkdir()
-                return path
-            except FileExistsError:
-                number += 1
+    return int(step)

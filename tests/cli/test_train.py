@@ -9,16 +9,18 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from cli.conftest import TINY, Brick, contents
 
 from brickformer.cli.train import compared
+from brickformer.files import read_tensors
 from brickformer.recipes import RECIPES, Run, Session, Trained, reverse
 from brickformer.recipes.examples import Example
 from brickformer.tasks import Reverse
-from brickformer.train import Metrics, RunFolder
+from brickformer.train import Metrics, RunFolder, checkpoint
 
 SONNET = "Shall I compare thee to a summer's day? Thou art more lovely and more temperate.\n" * 12
 NARROW = "--set model.dim=32 --set task.context=16".split()
@@ -150,6 +152,22 @@ def test_a_finished_run_stays_as_it_is(brick: Brick, tiny: Path) -> None:
     for option in ("--data", "--seed", "--name", "--out"):
         assert f"the run has its own {option[2:]}" in brick("train", "--resume", tiny, option, "7").error
     assert contents(tiny) == before
+
+
+def test_the_saved_state_is_read_once(brick: Brick, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is as large as the model, its gradients' moments and its average: a refusal reads nothing of it."""
+    brick("train", "reverse", *TINY)
+    seen: list[str] = []
+
+    def read(path: Path) -> Any:
+        seen.append(path.name)
+        return read_tensors(path)
+
+    monkeypatch.setattr(checkpoint, "read_tensors", read)
+    assert "finished: 3 steps are done" in brick("train", "--resume", "runs/reverse-001").error
+    assert seen == []
+    assert brick("train", "--resume", "runs/reverse-001", "--steps", "4").code == 0
+    assert seen == ["state.safetensors"]
 
 
 def test_a_run_whose_data_changed_is_not_resumed(brick: Brick) -> None:

@@ -149,6 +149,12 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "banned and forced": (lambda: Sampling(banned=(1, 2), forced=(2,)), "token 2 is both banned and forced"),
     "all banned": (lambda: generate(decoder(), [[1]], Sampling(banned=tuple(range(VOCAB)))), "no token is allowed"),
     "banned unknown": (lambda: generate(decoder(), [[1]], Sampling(banned=(99,))), "sampling.banned: got token 99"),
+    "a run of one": (lambda: Sampling(banned_runs=((1,),)), "runs of at least 2 tokens. Put single ones into banned"),
+    "a run below 0": (lambda: Sampling(banned_runs=((1, -1),)), "sampling.banned_runs"),
+    "a run unknown": (
+        lambda: generate(decoder(), [[1]], Sampling(banned_runs=((1, 2), (1, 99)))),
+        "sampling.banned_runs: got token 99",
+    ),
     "forced unknown": (lambda: generate(decoder(), [[1]], Sampling(forced=(99,))), "sampling.forced: got token 99"),
     "stop unknown": (lambda: generate(decoder(), [[1]], GREEDY, Stop(ids=(99,))), "stop.ids: got token 99"),
     "stop text": (lambda: generate(decoder(), [[1]], GREEDY, Stop(texts=("a",))), "no tokenizer"),

@@ -74,6 +74,20 @@ def test_no_repeat_ngram_is_that_of_transformers(n: int) -> None:
     assert (hit > 0) == (n < 13)
 
 
+def test_banned_runs_are_those_of_transformers() -> None:
+    """Whole beginnings only, the row itself as one among them, and one longer than the row."""
+    runs, hit = ((0, 1), (1, 1), (2, 0, 1), (1, 2, 0, 2), (0,) * 13), set()
+    for seed in range(20):
+        ids, x = history(seed, vocab=3), logits(seed)
+        everything = (*runs, (*ids[0].tolist(), 5))
+        pairs = [(row, token) for row in range(B) for token in f.run_bans(ids[row].tolist(), everything)]
+        ours = f.ban(x, [row for row, _ in pairs], [token for _, token in pairs])
+        assert torch.equal(ours, hf.NoBadWordsLogitsProcessor(list(map(list, everything)))(ids, x.clone()))
+        hit |= {token for _, token in pairs}
+    assert hit == {1, 2, 5}
+    assert f.run_bans([], runs) == [] and f.run_bans([7], ((7, 8), (1, 7, 8))) == [8]
+
+
 def test_presence_and_frequency() -> None:
     """By the formula, one logit after another (transformers has none)."""
     ids, x = history(2), logits(2)
@@ -108,6 +122,7 @@ ORDERS: dict[str, tuple[Sampling, Stop, dict[str, object]]] = {
             repetition=1.2,
             no_repeat_ngram=2,
             banned=(3, 9),
+            banned_runs=((1, 4), (2, 8)),
         ),
         Stop(min_tokens=20, ids=(7, 11)),
         dict(
@@ -119,6 +134,7 @@ ORDERS: dict[str, tuple[Sampling, Stop, dict[str, object]]] = {
             repetition_penalty=1.2,
             no_repeat_ngram_size=2,
             suppress_tokens=[3, 9],
+            bad_words_ids=[[1, 4], [2, 8]],
             min_new_tokens=20,
             eos_token_id=[7, 11],
         ),

@@ -24,7 +24,6 @@ from brickformer.recipes.published import imported
 from brickformer.recipes.quantized import Plan, quantize_run
 from brickformer.surgery import places
 from brickformer.tasks import Imported
-from brickformer.train import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -196,23 +195,21 @@ def test_the_picture_has_every_matrix_and_its_whole_title() -> None:
     assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
 
 
-def test_weights_come_last(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is killed before is no run."""
+def test_a_run_appears_whole(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is killed before has no folder that a person would find."""
     real, seen = Receipt.picture, []
 
     def spy(receipt: Receipt) -> Any:
-        (folder,) = tmp_path.iterdir()
-        with pytest.raises(RunError, match="missing"):
-            RunFolder.open(folder)
-        seen.append(folder)
+        seen.extend(p.name for p in tmp_path.iterdir())
         return real(receipt)
 
     monkeypatch.setattr(Receipt, "picture", spy)
     made = quantize_run(run, Plan(Int8()), root=tmp_path)[0]
-    assert seen == [made.path] and Trained.open(made.path)
+    assert seen == [f".{made.path.name}.part"] and [p.name for p in tmp_path.iterdir()] == [made.path.name]
+    assert Trained.open(made.path)
 
 
-@pytest.mark.parametrize("where", ["write_tensors", "picture"])
+@pytest.mark.parametrize("where", ["weights", "picture"])
 def test_nothing_is_left_of_one_that_fails(
     run: Path, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,7 +217,7 @@ def test_nothing_is_left_of_one_that_fails(
         raise RunError("the disk is full")
 
     home = {
-        "write_tensors": "brickformer.recipes.quantized.write_tensors",
+        "weights": "brickformer.train.RunFolder.save_weights",
         "picture": "brickformer.quant.Receipt.picture",
     }
     monkeypatch.setattr(home[where], full)

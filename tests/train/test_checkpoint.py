@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -259,19 +261,83 @@ def test_runs_started_at_once_get_folders_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_appears_in_between_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process makes reverse-001 after this one has looked: mkdir decides."""
+    """Another process finishes reverse-001 after this one has looked."""
     mkdir = Path.mkdir
 
     def late(self: Path, *args: Any, **kwargs: Any) -> None:
-        if self.name == "reverse-001":
-            mkdir(self)
-            (self / "theirs").touch()
+        if self.name == ".reverse-001.part":
+            mkdir(self.parent / "reverse-001")
+            (self.parent / "reverse-001" / "theirs").touch()
         mkdir(self, *args, **kwargs)
 
     monkeypatch.setattr(Path, "mkdir", late)
     run = create(tmp_path)
     assert run.path.name == "reverse-002"
     assert os.listdir(tmp_path / "reverse-001") == ["theirs"]
+    assert sorted(os.listdir(tmp_path)) == ["reverse-001", "reverse-002"]
+
+
+@pytest.mark.parametrize("call", ["open", "flock"])
+def test_a_claim_that_is_taken_for_a_left_one_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Another process removes it between mkdir and the lock."""
+    fcntl = pytest.importorskip("fcntl")
+    module, left = (os if call == "open" else fcntl), [tmp_path / ".reverse-001.part"]
+    real = getattr(module, call)
+
+    def late(*args: Any) -> Any:
+        if left and left[0].exists():
+            left.pop().rmdir()
+        return real(*args)
+
+    monkeypatch.setattr(module, call, late)
+    assert create(tmp_path).path.name == "reverse-002"
+
+
+def making(root: Path) -> AbstractContextManager[tuple[RunFolder, RunFolder]]:
+    return RunFolder.making(root, "reverse", spec=SPEC, run={})
+
+
+def test_a_folder_has_its_name_when_it_is_whole(tmp_path: Path) -> None:
+    with making(tmp_path) as (part, made):
+        part.save_weights(nn.Linear(3, 2).state_dict(), 5)
+        assert not made.path.exists()
+        with making(tmp_path) as (_, other):  # one that goes on is left alone, and its number too
+            pass
+    assert sorted(os.listdir(tmp_path)) == ["reverse-001", "reverse-002"]
+    assert (made.path.name, other.path.name) == ("reverse-001", "reverse-002")
+    assert RunFolder.open(made.path).weights()[1] == 5
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "x"), KeyboardInterrupt(), RunError("x"), SystemExit()])
+def test_a_folder_that_is_not_finished_is_not_there(tmp_path: Path, error: BaseException) -> None:
+    with pytest.raises(type(error)), making(tmp_path) as (part, _):
+        part.save_weights(nn.Linear(3, 2).state_dict(), 5)
+        raise error
+    assert not os.listdir(tmp_path)
+
+
+def test_what_a_killed_process_left_goes(tmp_path: Path) -> None:
+    """With the next folder of this name; a process that lives keeps what it writes, and the number."""
+    child = "import sys; from pathlib import Path; from brickformer.train import RunFolder\n"
+    child += "with RunFolder.making(Path(sys.argv[1]), 'reverse', spec={}, run={}): print(1, flush=True); input()"
+    command = [sys.executable, "-c", child, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"1\n"
+        assert create(tmp_path).path.name == "reverse-002"
+        shutil.rmtree(tmp_path / "reverse-002")
+        process.kill()
+    assert os.listdir(tmp_path) == [".reverse-001.part"]
+    with pytest.raises(RunError, match="no such run folder") as info:
+        RunFolder.open(tmp_path / "reverse-001")
+    assert ".part" not in str(info.value)
+    (tmp_path / ".reverse-001.part" / "weights.safetensors").write_text("half")
+    create(tmp_path, "text")
+    assert sorted(os.listdir(tmp_path)) == [".reverse-001.part", "text-001"]
+    assert create(tmp_path).path.name == "reverse-001"
+    assert sorted(os.listdir(tmp_path)) == ["reverse-001", "text-001"]
+    assert not (tmp_path / "reverse-001" / "weights.safetensors").exists()
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "/abs", ".hidden", "a b", "ü", "a\n"])
