@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from brickformer.errors import BrickError
 from brickformer.quant.codes import Coded, assemble, grouped, unpack
+from brickformer.quant.conditions import evaluating
 from brickformer.quant.hessian import Reading
 from brickformer.quant.linear import QuantLinear
 from brickformer.surgery import get
@@ -57,7 +58,7 @@ def tune(
     """
     latents = [_Latent(get(model, name), get(full, name)) for name in names]
     tensors = [t for latent in latents for t in (latent.units, latent.scale)]
-    with _evaluating(model, full), torch.inference_mode(False), torch.no_grad():
+    with evaluating(model, full), torch.inference_mode(False), torch.no_grad():
         before = float(_apart(model, full, readings[0]))
         optimizer = torch.optim.Adam((rate for latent in latents for rate in latent.rates(steps)), betas=(0.9, 0.99))
         falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 - step / steps)
@@ -69,13 +70,15 @@ def tune(
                 optimizer.step()
                 falling.step()
                 tell()
-        old = [latent.module.coded for latent in latents]
-        for latent in latents:
-            latent.module.put(latent.coded())
-        better = float(_apart(model, full, readings[0])) < before
-        if not better:
-            for latent, coded in zip(latents, old, strict=True):
-                latent.module.put(coded)
+        old, better = [latent.module.coded for latent in latents], False
+        try:
+            for latent in latents:
+                latent.module.put(latent.coded())
+            better = float(_apart(model, full, readings[0])) < before
+        finally:
+            if not better:
+                for latent, coded in zip(latents, old, strict=True):
+                    latent.module.put(coded)
     return better
 
 
@@ -100,6 +103,7 @@ class _Latent:
         self.zero = None if coded.zeros is None else unpack(coded.zeros)[:, : w.shape[1], None]
         wide = self.start.float()
         with torch.inference_mode(False):
+            self.divide = None if module.divide is None else module.divide.clone()
             self.units = (self.near(w, codes) / torch.where(wide == 0.0, 1.0, wide)).clone().requires_grad_()
             self.scale = wide.clone().requires_grad_()
 
@@ -127,9 +131,8 @@ class _Latent:
 
     def forward(self, input: Float[Tensor, "*N I"]) -> Float[Tensor, "*N O"]:
         """In the place of the module's own."""
-        module = self.module
-        x = input if module.divide is None else input / module.divide.to(input.dtype)
-        return F.linear(x, self.weight().to(x.dtype), module.bias)
+        x = input if self.divide is None else input / self.divide.to(input.dtype)
+        return F.linear(x, self.weight().to(x.dtype), self.module.bias)
 
     def coded(self) -> Coded:
         """As it is stored."""
@@ -171,16 +174,3 @@ def _learning(latents: Sequence[_Latent]) -> Iterator[None]:
     finally:
         for latent in latents:
             latent.module.__dict__.pop("forward", None)
-
-
-@contextmanager
-def _evaluating(*models: nn.Module) -> Iterator[None]:
-    """Without dropout; modules are as they were afterwards."""
-    were = [module for model in models for module in model.modules() if module.training]
-    for module in were:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in were:
-            module.training = True
