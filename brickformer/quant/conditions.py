@@ -25,7 +25,7 @@ _DEVICES: Final = ("cpu", "cuda", "mps", "xpu")
 
 @contextmanager
 def by_data(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
-    """While these maps are coded. Readings are eager: a graph compiled before sees neither hooks nor what is replaced."""
+    """While these maps are coded. Eager: a graph that was compiled before sees neither hooks nor what is replaced."""
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
         stack.enter_context(put_away(model, names))

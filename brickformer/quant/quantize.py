@@ -213,9 +213,7 @@ class _Work:
         """All of them once more, together; what became of the error of each that is another now."""
         steps = count(len(self.report) + 1)
         readings, each = calibration.readings, calibration.tune
-        before = {name: _put(self.model, name).coded for name in names}
-        tune(self.model, full, names, readings, steps=each, tell=lambda: self.tell(next(steps)))
-        changed = [name for name in names if not before[name].same(_put(self.model, name).coded)]
+        changed = tune(self.model, full, names, readings, steps=each, tell=lambda: self.tell(next(steps)))
         far = dict.fromkeys(changed)  # experts that the first batch does not reach
         for some in self.at_once([name for stage in stages(self.model, changed, readings) for name in stage]):
             for name, fed in gather(self.model, some, readings).items():
@@ -226,7 +224,8 @@ class _Work:
 
     def learned(self, name: str, full: nn.Module, h: Tensor | None = None) -> None:
         """A matrix that tuning has changed."""
-        module = _put(self.model, name)
+        module = get(self.model, name)
+        assert isinstance(module, QuantLinear)
         error = output_error(_weight(full, name), module.coded, module.divide, h)
         self.report[name] = dataclasses.replace(self.report[name], error=error, tuned=True)
 
@@ -302,12 +301,6 @@ def _spared(model: nn.Module, head: bool) -> Iterator[nn.Module]:
 def _linear(model: nn.Module, name: str) -> nn.Linear | AwayLinear:
     module = get(model, name)
     assert isinstance(module, (nn.Linear, AwayLinear))
-    return module
-
-
-def _put(model: nn.Module, name: str) -> QuantLinear:
-    module = get(model, name)
-    assert isinstance(module, QuantLinear)
     return module
 
 
