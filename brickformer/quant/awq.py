@@ -38,4 +38,6 @@ def awq(weight: Float[Tensor, "O I"], scheme: Scheme, hessian: Float[Tensor, "I 
         if best is None or error < least:
             best, least = (coded, d), error
     assert best is not None
-    return best
+    coded, d = best
+    with torch.inference_mode(False):  # inputs that have slopes are divided by it, whatever mode it was found in
+        return coded, None if d is None else d.clone()

@@ -45,6 +45,10 @@ class Coded:
         """Bytes of codes, scales and zero points."""
         return self.codes.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
 
+    def same(self, other: Coded) -> bool:
+        """Whether codes and scales are those of `other`, of the same zero points."""
+        return torch.equal(self.codes, other.codes) and torch.equal(self.scales, other.scales)
+
     def weight(self, dtype: torch.dtype = torch.float32) -> Float[Tensor, "O I"]:
         """The matrix again, in `dtype`: what all kernels are compared with."""
         out = torch.empty(len(self.codes), self.inputs, dtype=dtype, device=self.codes.device)

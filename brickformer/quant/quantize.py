@@ -14,9 +14,8 @@ codes.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import count
 from typing import Literal, assert_never, final, get_args
@@ -29,9 +28,10 @@ from brickformer.embed import LogitHead, TokenEmbedding
 from brickformer.errors import BrickError, nearest
 from brickformer.linear import FusedLinear, is_plain
 from brickformer.moe import TopKRouter
-from brickformer.quant.away import AwayLinear, put_away
+from brickformer.quant.away import AwayLinear
 from brickformer.quant.awq import awq
 from brickformer.quant.codes import Coded, check_finite, encode, give_back
+from brickformer.quant.conditions import as_called, by_data
 from brickformer.quant.drift import followed, twin
 from brickformer.quant.gptq import gptq
 from brickformer.quant.grid import Int8, Scheme
@@ -75,7 +75,7 @@ class Matrix:
     """What became of one matrix. error: √(‖Δy‖² / ‖y‖²) of its outputs where data was read (against
     those it was to give, see drift.py), else of its weights.
 
-    kind: of the scheme, or "kept". before, after: bytes.
+    kind: of the scheme, or "kept". before, after: bytes. tuned: whether tuning changed it, and was not taken back.
     """
 
     name: str
@@ -84,6 +84,7 @@ class Matrix:
     error: float
     before: int
     after: int
+    tuned: bool = False
 
 
 def quantize(
@@ -110,6 +111,7 @@ def quantize(
     if calibration is not None:
         calibration.check()
         steps = calibration.tune
+        calibration = dataclasses.replace(calibration, readings=as_called(calibration.readings))
     whole = len(names) + len(tables) + steps
     order = {name: i for i, (name, _) in enumerate(model.named_modules())}
     kept = [
@@ -122,7 +124,7 @@ def quantize(
     heads = {id(p.module.project) for p in places(model, LogitHead) if isinstance(p.module, LogitHead)}
     wide = {name for name in names if head == "int8" and id(get(model, name)) in heads}
     work = _Work(model, scheme, wide, {}, lambda done: progress(done, whole))
-    with torch.no_grad(), nullcontext() if calibration is None else _by_data(model, names):
+    with torch.no_grad(), nullcontext() if calibration is None else by_data(model, names):
         full = None if calibration is None else twin(model)
         for name in tables:
             work.code_table(name, names)
@@ -135,14 +137,6 @@ def quantize(
         if calibration is not None and full is not None and steps and names:
             work.tuned(names, calibration, full)
     return sorted([*work.report.values(), *kept], key=lambda m: order[m.name])
-
-
-@contextmanager
-def _by_data(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
-    """Weights away; and readings eager, for a graph compiled before sees neither hooks nor what is replaced."""
-    compiled = "torch._dynamo" in sys.modules  # else nothing was, and it takes a second and 30 MB to ask
-    with put_away(model, names), torch.compiler.set_stance("force_eager") if compiled else nullcontext():
-        yield
 
 
 @dataclass(slots=True)
@@ -216,17 +210,24 @@ class _Work:
         self.put(name, coded, error, divide)
 
     def tuned(self, names: Sequence[str], calibration: Calibration, full: nn.Module) -> None:
-        """All of them once more, together; what became of the error of each."""
+        """All of them once more, together; what became of the error of each that is another now."""
         steps = count(len(self.report) + 1)
         readings, each = calibration.readings, calibration.tune
-        tune(self.model, full, names, readings, steps=each, tell=lambda: self.tell(next(steps)))
-        met = [name for stage in stages(self.model, names, readings) for name in stage]
-        for some in self.at_once(met):
+        changed = tune(self.model, full, names, readings, steps=each, tell=lambda: self.tell(next(steps)))
+        far = dict.fromkeys(changed)  # experts that the first batch does not reach
+        for some in self.at_once([name for stage in stages(self.model, changed, readings) for name in stage]):
             for name, fed in gather(self.model, some, readings).items():
-                module = get(self.model, name)
-                assert isinstance(module, QuantLinear)
-                error = output_error(_weight(full, name), module.coded, module.divide, fed.h)
-                self.report[name] = dataclasses.replace(self.report[name], error=error)
+                self.learned(name, full, fed.h)
+                del far[name]
+        for name in far:
+            self.learned(name, full)
+
+    def learned(self, name: str, full: nn.Module, h: Tensor | None = None) -> None:
+        """A matrix that tuning has changed."""
+        module = get(self.model, name)
+        assert isinstance(module, QuantLinear)
+        error = output_error(_weight(full, name), module.coded, module.divide, h)
+        self.report[name] = dataclasses.replace(self.report[name], error=error, tuned=True)
 
     def code_table(self, name: str, names: Sequence[str]) -> None:
         """A token table, and every head that is tied to it: one set of codes."""

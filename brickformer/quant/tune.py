@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from brickformer.errors import BrickError
 from brickformer.quant.codes import Coded, assemble, grouped, unpack
+from brickformer.quant.conditions import evaluating
 from brickformer.quant.hessian import Reading
 from brickformer.quant.linear import QuantLinear
 from brickformer.surgery import get
@@ -37,8 +38,10 @@ TRAVEL: Final = 0.32
 """Codes that u can move at most: the sum of all steps is half of it."""
 EDGE: Final = 0.45
 """Codes from the middle of one to where u may begin."""
-PACE: Final = 0.005
-"""Of the first step of a scale, as a part of the mean of a matrix's scales; like u's it falls to 0."""
+PACE: Final = 0.04
+"""Codes by which the first step of a scale moves the outermost weight, of a mean group; like u's it falls to 0."""
+LEAST: Final = 1e-15
+"""Slope that still counts: of one of many million weights, and of 8 bits, they are below Adam's usual 1e-8."""
 
 
 def tune(
@@ -49,17 +52,18 @@ def tune(
     *,
     steps: int,
     tell: Callable[[], None] = lambda: None,
-) -> bool:
-    """Change codes and scales of these coded maps, in place; whether they are better than before.
+) -> list[str]:
+    """Change codes and scales of these coded maps, in place; which are others now: none, if that was no better.
 
     full: a model with maps of the same names in full. readings: each returns logits (..., V); one a step. tell: called
     at each step. Errors: BrickError: a reading returns something else, predictions are not finite; nothing changes.
     """
     latents = [_Latent(get(model, name), get(full, name)) for name in names]
     tensors = [t for latent in latents for t in (latent.units, latent.scale)]
-    with _evaluating(model, full), torch.inference_mode(False), torch.no_grad():
+    with evaluating(model, full), torch.inference_mode(False), torch.no_grad():
         before = float(_apart(model, full, readings[0]))
-        optimizer = torch.optim.Adam((rate for latent in latents for rate in latent.rates(steps)), betas=(0.9, 0.99))
+        rates = (rate for latent in latents for rate in latent.rates(steps))
+        optimizer = torch.optim.Adam(rates, betas=(0.9, 0.99), eps=LEAST)
         falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 - step / steps)
         with torch.enable_grad(), _learning(latents):
             for reading in islice(_in_turn(readings[1:] or readings), steps):
@@ -69,14 +73,16 @@ def tune(
                 optimizer.step()
                 falling.step()
                 tell()
-        old = [latent.module.coded for latent in latents]
-        for latent in latents:
-            latent.module.put(latent.coded())
-        better = float(_apart(model, full, readings[0])) < before
-        if not better:
-            for latent, coded in zip(latents, old, strict=True):
-                latent.module.put(coded)
-    return better
+        old, better = {latent: latent.module.coded for latent in latents}, False
+        try:
+            for latent in latents:
+                latent.module.put(latent.coded())
+            better = float(_apart(model, full, readings[0])) < before
+        finally:
+            if not better:
+                for latent, coded in old.items():
+                    latent.module.put(coded)
+    return [n for n, latent in zip(names, latents, strict=True) if not latent.module.coded.same(old[latent])]
 
 
 def _in_turn(readings: Sequence[Reading]) -> Iterator[Reading]:
@@ -113,7 +119,8 @@ class _Latent:
     def rates(self, steps: int) -> Iterator[dict[str, object]]:
         """The first steps of u and of s."""
         yield {"params": [self.units], "lr": TRAVEL * self.scheme.step / steps}
-        yield {"params": [self.scale], "lr": PACE * float(self.start.float().abs().mean())}
+        mean = float(self.start.float().abs().mean()) if self.start.numel() else 0.0
+        yield {"params": [self.scale], "lr": PACE * mean / 2 ** (self.scheme.bits - 1)}
 
     def codes(self) -> Tensor:
         """The codes nearest to u."""
@@ -142,7 +149,7 @@ def _apart(model: nn.Module, full: nn.Module, reading: Reading) -> Tensor:
     """The mean divergence of what the two predict."""
     with torch.no_grad():
         wanted = logits(reading(full)).float().log_softmax(-1)
-    found = logits(reading(model)).float().log_softmax(-1)
+    found = _learned_from(reading, model).float().log_softmax(-1)
     loss = F.kl_div(found, wanted, reduction="none", log_target=True).sum(-1).mean()
     if not math.isfinite(loss.item()):
         raise BrickError("tune: predictions are not finite on the calibration data. Quantize without tuning.")
@@ -151,11 +158,27 @@ def _apart(model: nn.Module, full: nn.Module, reading: Reading) -> Tensor:
     return loss
 
 
+def _learned_from(reading: Reading, model: nn.Module) -> Tensor:
+    """What it predicts. Errors: BrickError: torch cannot learn through tensors that were made for inference alone."""
+    try:
+        return logits(reading(model))
+    except RuntimeError as e:
+        if "Inference tensors" not in str(e):
+            raise
+        raise BrickError(
+            "tune: a reading meets tensors made in torch.inference_mode(), through which nothing can be learned. "
+            "Make model and data outside of it."
+        ) from None
+
+
 def logits(found: object) -> Tensor:
     """What a reading returned. Errors: BrickError: no logits."""
-    if not isinstance(found, Tensor):
+    if not isinstance(found, Tensor) or not found.ndim or not found.is_floating_point():
+        what = type(found).__name__
+        if isinstance(found, Tensor):
+            what = f"a tensor {tuple(found.shape)} of {found.dtype}"
         raise BrickError(
-            f"tune: a reading returned {type(found).__name__}, expected logits (..., V): "
+            f"tune: a reading returned {what}, expected logits (..., V): "
             "Calibration([lambda m: m(ids).logits], tune=100)."
         )
     return found
@@ -171,16 +194,3 @@ def _learning(latents: Sequence[_Latent]) -> Iterator[None]:
     finally:
         for latent in latents:
             latent.module.__dict__.pop("forward", None)
-
-
-@contextmanager
-def _evaluating(*models: nn.Module) -> Iterator[None]:
-    """Without dropout; modules are as they were afterwards."""
-    were = [module for model in models for module in model.modules() if module.training]
-    for module in were:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in were:
-            module.training = True

@@ -61,11 +61,23 @@ class Plan:
     tune: int = 0
     data: str | None = None
 
+    def check(self) -> None:
+        """Errors: RunError: less than no batches, steps without data to learn from."""
+        if self.calibrate < 0:
+            raise RunError(f"quantize: calibrate: got {self.calibrate}, expected 0 batches or more.")
+        if self.tune and not self.calibrate:
+            raise RunError(f"quantize: tune: got {self.tune} steps and no data to learn from. Set calibrate=N too.")
+
     def __str__(self) -> str:
         """In words."""
+        return self.told(tuned=True)
+
+    def told(self, *, tuned: bool) -> str:
+        """In words. tuned: whether tuning, where it was asked for, changed anything."""
         of = "" if self.data is None else f" of {self.data}"
         said = [f"{self.method} on {self.calibrate} batches{of}" if self.calibrate else "rounded to nearest"]
-        said += [f"tuned for {self.tune} steps"] if self.tune else []
+        if self.tune:
+            said += [f"tuned for {self.tune} steps" if tuned else f"{self.tune} steps of tuning undone: no better"]
         said += [f"the {self.worst} worst kept"] if self.worst else []
         said += [f"kept: {', '.join(self.keep)}"] if self.keep else []
         said += [] if self.head == "same" else [f"head: {self.head}"]
@@ -77,6 +89,7 @@ def quantize_run(
     path: Path, plan: Plan, *, root: Path | None = None, progress: Callable[[int, int], None] = lambda done, whole: None
 ) -> tuple[RunFolder, Receipt]:
     """The new folder, in `root` (default: beside the run), and the receipt. Errors: BrickError; nothing is left."""
+    plan.check()
     folder = RunFolder.open(path)
     if is_quantized(folder):
         raise RunError(f"{path}: is quantized already. Quantize the run that it was made from.")
@@ -101,7 +114,7 @@ def quantize_run(
         after["file bytes"] = float((part.path / weights.name).stat().st_size)
         if not isinstance(trained.model, EncoderModel):  # which writes nothing
             before["ms a token"], after["ms a token"] = ms_token(Trained.open(path), trained, data)
-        receipt = Receipt(str(plan), matrices, before, after)
+        receipt = Receipt(plan.told(tuned=any(m.tuned for m in matrices)), matrices, before, after)
         write_json(part.path / "receipt.json", receipt.to_dict())
         write_whole(part.path / "receipt.txt", (receipt.table() + "\n").encode())
         picture = io.BytesIO()

@@ -11,7 +11,9 @@ from cli.conftest import Brick, contents
 
 from brickformer import save
 from brickformer.errors import RunError
+from brickformer.quant import Int4
 from brickformer.recipes import Trained
+from brickformer.recipes.quantized import Plan, quantize_run
 
 ITEMS = ["7 1 4", "1 2 3 4", "9 8 7 6 5 4"]
 
@@ -41,10 +43,34 @@ def test_a_tuned_run_says_so(brick: Brick, tiny: Path) -> None:
     said = brick("quantize", tiny, "--bits", "4", "--calibrate", "3", "--tune", "4", "--keep", "worst:1", "--out", ".")
     assert said.code == 0 and said.out.startswith("Int4(), gptq on 3 batches, tuned for 4 steps, the 1 worst kept\n")
     folder = Path(said.out.split("use it:  brick generate ")[1].split()[0])
+    receipt = json.loads((folder / "receipt.json").read_text())
+    assert {m["kind"]: m["tuned"] for m in receipt["matrices"]} == {"int4": True, "kept": False}
     assert brick("generate", folder, *ITEMS).code == 0
     for more in (["--tune", "4"], ["--calibrate", "3", "--tune", "-1"]):
         error = brick("quantize", tiny, "--bits", "4", *more, "--out", ".").error
         assert f"--tune: got {more[-1]} steps, expected some, and data to learn from: --calibrate N." in error
+
+
+def test_tuning_that_was_undone_is_said(brick: Brick, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brickformer.quant.tune.TRAVEL", 60.0)
+    said = brick("quantize", tiny, "--bits", "4", "--calibrate", "3", "--tune", "4", "--out", ".")
+    how = "Int4(), gptq on 3 batches, 4 steps of tuning undone: no better"
+    assert said.code == 0 and said.out.startswith(f"{how}\n") and "tuned" not in said.out
+    folder = Path(said.out.split("use it:  brick generate ")[1].split()[0])
+    receipt = json.loads((folder / "receipt.json").read_text())
+    assert receipt["method"] == how and not any(m["tuned"] for m in receipt["matrices"])
+    assert (folder / "receipt.txt").read_text().startswith(f"{how}\n")
+    assert f"quantized: {how}\n" in brick("explain", folder).out
+
+
+def test_bad_plans(tiny: Path, tmp_path: Path) -> None:
+    for plan, said in (
+        (Plan(Int4(), tune=4), "tune: got 4 steps and no data to learn from. Set calibrate=N too."),
+        (Plan(Int4(), -2), "calibrate: got -2, expected 0 batches or more."),
+    ):
+        with pytest.raises(RunError, match=said):
+            quantize_run(tiny, plan, root=tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
 def test_bad_requests_to_quantize(brick: Brick, tiny: Path) -> None:

@@ -72,14 +72,16 @@ def calibration(count: int = 8, steps: int = 40, **more: object) -> Calibration:
     return Calibration(readings(count), tune=steps, **more)
 
 
-@pytest.mark.parametrize("scheme", [Int4(), Int4(symmetric=False), NF4()], ids=repr)
-def test_predictions_are_nearer_on_data_that_was_not_learned_from(scheme: Scheme) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "most"), [(Int4(), 0.75), (Int4(symmetric=False), 0.75), (NF4(), 0.75), (Int8(), 0.85)], ids=repr
+)
+def test_predictions_are_nearer_on_data_that_was_not_learned_from(scheme: Scheme, most: float) -> None:
     full, found = trained(), []
     for steps in (0, 60):
         coded = copy.deepcopy(full)
         quantize(coded, scheme, calibration(steps=steps))
         found.append(apart(full, coded, new()))
-    assert found[1] < 0.75 * found[0]
+    assert found[1] < most * found[0]
 
 
 @pytest.mark.parametrize(("method", "head"), [("awq", "same"), ("gptq", "int8"), ("gptq", "keep")])
@@ -94,12 +96,37 @@ def test_with_every_method_and_head(method: str, head: str) -> None:
     assert all(math.isfinite(m.error) and (m.error > 0) == (m.kind != "kept") for m in report)
 
 
-def test_an_expert_that_no_data_reaches_keeps_its_error() -> None:
-    """It is rounded to nearest and stays so."""
-    model = nn.ModuleDict({"met": nn.Linear(40, 40), "never": nn.Linear(40, 40)})
-    reading = [lambda m: m["met"](F.one_hot(text(1), 40).float())] * 2
-    report = {m.name: m for m in quantize(model, Int4(), Calibration(reading, tune=3))}
-    assert report["never"].error == pytest.approx(0.08, abs=0.05) and report["met"].error > 0.0
+class _Experts(nn.Module):
+    """Each batch goes to one of them, by its first token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(40, 40) for _ in range(3))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.experts[int(ids[0, 0])](F.one_hot(ids, 40).float())
+
+
+def test_an_expert_that_no_data_reaches_stays_as_it_was() -> None:
+    """The first is met by all data, the second from the second batch on, the third never. Error: of its outputs where
+    the first batch comes there, else of its weights."""
+    full, rows = _Experts(), [text(i) for i in range(4)]
+    for i, ids in enumerate(rows):
+        ids[0, 0] = min(i, 1)
+    readings = [lambda m, ids=ids: m(ids) for ids in rows]
+    plain, coded = copy.deepcopy(full), copy.deepcopy(full)
+    first = {m.name[-1]: m for m in quantize(plain, Int4(), Calibration(readings))}
+    report = {m.name[-1]: m for m in quantize(coded, Int4(), Calibration([*readings, readings[0]], tune=40))}
+    assert [report[i].tuned for i in "012"] == [True, True, False] and report["2"] == first["2"]
+    assert not any(m.tuned for m in first.values())
+    for i in "12":
+        w, again = full.experts[int(i)].weight.detach(), coded.experts[int(i)].weight
+        assert report[i].error == pytest.approx(float((again - w).norm() / w.norm()), rel=1e-3)
+    assert report["1"].error != first["1"].error
+    x = F.one_hot(torch.cat([rows[0], rows[0]]), 40).float()
+    w = full.experts[0].weight.detach()
+    off = coded.experts[0].weight - w
+    assert report["0"].error == pytest.approx(float((x @ off.T).norm() / (x @ w.T).norm()), rel=1e-3)
 
 
 def test_an_encoder_decoder() -> None:
@@ -178,6 +205,32 @@ def test_what_is_no_better_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [p.name for p in places(coded, QuantLinear)]
     assert not tune(coded, full, names, readings, steps=3)
     assert all(torch.equal(before[n], t) for n, t in coded.state_dict().items())
+    plain = quantize(trained(), Int4(), Calibration(readings))
+    assert quantize(trained(), Int4(), Calibration(readings, tune=3)) == plain  # and nothing says that it is tuned
+
+
+@pytest.mark.parametrize("last", ["raises", "is not finite"])
+def test_a_judgement_that_fails_changes_nothing(last: str) -> None:
+    """The last reading comes when codes and scales have been put in place."""
+    full = trained()
+    coded = copy.deepcopy(full)
+    quantize(coded, Int4())
+    before = {n: t.clone() for n, t in coded.state_dict().items()}
+    names, calls = [p.name for p in places(coded, QuantLinear)], 0
+
+    def reading(model: nn.Module) -> Tensor:
+        nonlocal calls
+        calls += model is coded
+        if calls == 4:  # before, two steps, after
+            assert not all(torch.equal(before[n], t) for n, t in coded.state_dict().items())
+            if last == "raises":
+                raise KeyboardInterrupt
+            return model(text(1)) * math.inf
+        return model(text(1))
+
+    with pytest.raises((KeyboardInterrupt, BrickError)):
+        tune(coded, full, names, [reading], steps=2)
+    assert calls == 4 and all(torch.equal(before[n], t) for n, t in coded.state_dict().items())
 
 
 def test_the_first_reading_is_a_judge_and_no_teacher() -> None:
@@ -206,13 +259,14 @@ def test_one_reading_is_enough() -> None:
     quantize(coded, Int4(), calibration(count=1, steps=2))
 
 
+@pytest.mark.parametrize("method", ["gptq", "awq"])
 @pytest.mark.parametrize("inference", [False, True])
-def test_nothing_is_left_behind(inference: bool) -> None:
+def test_nothing_is_left_behind(inference: bool, method: str) -> None:
     """Neither slopes, nor another forward, nor dropout off; under whatever mode it was called."""
     full = trained().train()
     full.embed.drop = nn.Dropout(0.2)
     coded = copy.deepcopy(full)
-    data = calibration(count=3, steps=4)
+    data = calibration(count=3, steps=4, method=method)
     with torch.inference_mode(inference):
         quantize(coded, Int4(), data)
     assert all(m.training for m in coded.modules())
@@ -240,38 +294,6 @@ def test_an_error_while_learning_changes_nothing() -> None:
         tune(coded, full, [p.name for p in places(coded, QuantLinear)], [breaks, breaks], steps=50)
     assert all(torch.equal(before[n], t) for n, t in coded.state_dict().items())
     assert not any("forward" in m.__dict__ for m in coded.modules()) and all(m.training for m in coded.modules())
-
-
-def test_what_cannot_be_learned_from_is_told_before_the_work() -> None:
-    ids = text(1)
-    for returned in (None, {"logits": 1}):
-        model = trained()
-        readings = [lambda m, returned=returned: (m(ids), returned)[1]]
-        with pytest.raises(BrickError, match=rf"tune: a reading returned {type(returned).__name__}, expected logits"):
-            quantize(model, Int4(), Calibration(readings, tune=3))
-        assert not any(places(model, QuantLinear))
-        quantize(model, Int4(), Calibration(readings))  # without tuning nobody asks
-    for steps in (-1, 1.5, True, "3"):
-        with pytest.raises(BrickError, match=r"tune: got .*, expected a number of steps"):
-            quantize(trained(), Int4(), Calibration([lambda m: m(ids)], tune=steps))  # type: ignore[arg-type]
-
-
-def test_predictions_that_are_not_finite() -> None:
-    full, ids = trained(), text(1)
-    coded = copy.deepcopy(full)
-    quantize(coded, Int4())
-    names = [p.name for p in places(coded, QuantLinear)]
-    with pytest.raises(BrickError, match="tune: predictions are not finite"):
-        tune(coded, full, names, [lambda m: m(ids) * math.inf], steps=3)
-
-
-def test_a_model_that_computes_without_gradients() -> None:
-    full = trained()
-    coded = copy.deepcopy(full)
-    quantize(coded, Int4())
-    names = [p.name for p in places(coded, QuantLinear)]
-    with pytest.raises(BrickError, match="tune: a reading computes without gradients"):
-        tune(coded, full, names, [torch.no_grad()(readings(1)[0])], steps=3)
 
 
 def test_progress_counts_steps_too() -> None:
