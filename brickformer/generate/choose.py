@@ -212,7 +212,7 @@ def best(logits: Float[Tensor, "B V"]) -> Int[Tensor, " B"]:
     """The most probable token of each row. numpy compares several numbers at a time, torch on a CPU one."""
     if logits.device.type != "cpu":
         return logits.argmax(-1)
-    return torch.from_numpy(logits.numpy().argmax(-1))
+    return torch.from_numpy(logits.detach().numpy().argmax(-1))
 
 
 def widen(logits: Tensor) -> Tensor:

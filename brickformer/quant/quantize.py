@@ -105,6 +105,8 @@ def quantize(
     Errors: BrickError: nothing to code, coded already, weights that are not finite, an unknown name.
     """
     keep = tuple(keep)
+    if head not in get_args(Heads):
+        raise BrickError(f"quantize: head: got {head!r}, expected 'same', 'int8' or 'keep'.")
     names = list(linears(model, keep, head=head != "keep"))
     tables = [p.name for p in places(model, TokenEmbedding) if not _kept(p.name, keep)] if table else []
     steps = 0

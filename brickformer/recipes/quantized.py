@@ -75,7 +75,8 @@ class Plan:
     def told(self, *, tuned: bool) -> str:
         """In words. tuned: whether tuning, where it was asked for, changed anything."""
         of = "" if self.data is None else f" of {self.data}"
-        said = [f"{self.method} on {self.calibrate} batches{of}" if self.calibrate else "rounded to nearest"]
+        batches = "batch" if self.calibrate == 1 else "batches"
+        said = [f"{self.method} on {self.calibrate} {batches}{of}" if self.calibrate else "rounded to nearest"]
         if self.tune:
             said += [f"tuned for {self.tune} steps" if tuned else f"{self.tune} steps of tuning undone: no better"]
         said += [f"the {self.worst} worst kept"] if self.worst else []

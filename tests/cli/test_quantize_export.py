@@ -43,7 +43,7 @@ def test_a_tuned_run_says_so(brick: Brick, tiny: Path) -> None:
     said = brick(
         "quantize", tiny, "--bits", "4", "--calibrate", "1", "--tune", "100", "--keep", "worst:1", "--out", "."
     )
-    assert said.code == 0 and said.out.startswith("Int4(), gptq on 1 batches, tuned for 100 steps, the 1 worst kept\n")
+    assert said.code == 0 and said.out.startswith("Int4(), gptq on 1 batch, tuned for 100 steps, the 1 worst kept\n")
     folder = Path(said.out.split("use it:  brick generate ")[1].split()[0])
     receipt = json.loads((folder / "receipt.json").read_text())
     assert {m["kind"]: m["tuned"] for m in receipt["matrices"]} == {"int4": True, "kept": False}

@@ -146,6 +146,10 @@ def one_token(rule: Choice, q: Tensor | None, guess: int) -> int:
     return guess if rule.accepts(P, q, guess) else rule.instead(P, q, guess)
 
 
+def test_logits_with_slopes_can_be_chosen_from() -> None:
+    assert choice(Sampling()).token(P.clone().requires_grad_()) == 3
+
+
 @pytest.mark.parametrize("certain", [False, True])
 def test_one_guess_keeps_the_distribution(certain: bool) -> None:
     """A guess drawn from q, or one that is always the same; p and q are far apart."""

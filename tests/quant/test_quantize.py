@@ -68,6 +68,8 @@ def test_heads_and_tables() -> None:
     assert kinds["head.project"] == "kept" and tied.head.project.weight is tied.embed.tokens.weight
 
     left = small(tied=True)
+    with pytest.raises(BrickError, match="head: got 'own', expected 'same', 'int8' or 'keep'"):
+        quantize(left, Int4(), head="own")
     quantize(left, Int4(), head="int8")
     assert left.head.project.scheme == Int8() and isinstance(left.embed.tokens, nn.Embedding)
 
