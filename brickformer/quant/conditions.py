@@ -1,6 +1,7 @@
 """Conditions: how a model reads calibration data, whatever mode it and its caller are in.
 
-    with by_data(model, names): ...      evaluating, eager, our own arithmetic in full; full weights away (away.py)
+    with by_data(model, names): ...      evaluating, eager, coded products exact, our own arithmetic in full; full
+                                         weights away (away.py)
     as_called(readings)                  the same readings under the autocast of the caller, for they are his
 
 In training, reading is not free of consequences: dropout draws, batch norms and routers keep what they have seen.
@@ -18,6 +19,7 @@ from torch import nn
 
 from brickformer.quant.away import put_away
 from brickformer.quant.hessian import Reading
+from brickformer.quant.products import exactly
 
 _DEVICES: Final = ("cpu", "cuda", "mps", "xpu")
 """That autocast knows of."""
@@ -29,6 +31,7 @@ def by_data(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
         stack.enter_context(put_away(model, names))
+        stack.enter_context(exactly())
         for device, dtype in _casting():
             stack.enter_context(torch.autocast(device, dtype, enabled=False))
         if "torch._dynamo" in sys.modules:  # else nothing was compiled, and it takes a second and 30 MB to ask

@@ -19,7 +19,8 @@ Kernels want layouts of their own; the copy is made at first use and takes as ma
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -33,6 +34,8 @@ from brickformer.quant.grid import LEVELS, NF4, Int4, Int8
 
 FEW: Final = {"cpu": 64}
 """Rows up to which reading packed weights is quicker than making the matrix, by device (bench/product.py); else 8."""
+_EXACT: Final[list[None]] = []
+"""As many as there are `exactly` at work, in all threads."""
 
 LANES: Final = 32
 ROWS: Final = 16
@@ -68,7 +71,17 @@ def choose(coded: Coded) -> tuple[str, str]:
 
 def few(device: torch.device) -> int:
     """The rows of x that are few."""
-    return FEW.get(device.type, 8)
+    return 0 if _EXACT else FEW.get(device.type, 8)
+
+
+@contextmanager
+def exactly() -> Iterator[None]:
+    """Inside, in all of this process, no rows are few: products are exact, for what judges codes by their answers."""
+    _EXACT.append(None)
+    try:
+        yield
+    finally:
+        _EXACT.pop()
 
 
 def made(coded: Coded) -> Product | None:

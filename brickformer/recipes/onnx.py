@@ -39,6 +39,7 @@ from brickformer.generate.writer import smallest
 from brickformer.models import AnyModel, EncoderDecoderModel
 from brickformer.quant import Int4, Int8, QuantEmbedding, QuantLinear, Scheme, quantize
 from brickformer.quant.codes import Coded, check_finite
+from brickformer.quant.products import exactly
 from brickformer.recipes.trained import Trained
 from brickformer.recipes.weighted import ENTRY, is_quantized
 from brickformer.surgery import places
@@ -168,9 +169,10 @@ def blocks(coded: Coded, divide: Tensor | None) -> Blocks:
             raise SpecError(f"export: {other.kind} {NO_GRAPH}")
 
 
+@exactly()
 @torch.inference_mode()
 def compare(model: AnyModel, reader: Reader) -> Gap:
-    """A drawn row token by token, and once more as a prompt, against ours, all at once."""
+    """A drawn row token by token, and once more as a prompt, against the exact product of the same codes."""
     drawn = torch.Generator().manual_seed(0)
 
     def row(vocab: int, most: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from brickformer.quant import NF4, Int4, Int8, QuantLinear, Scheme, encode
 from brickformer.quant.codes import grouped
-from brickformer.quant.products import _nf4, choose, few, for_bitsandbytes, made
+from brickformer.quant.products import _nf4, choose, exactly, few, for_bitsandbytes, made
 
 FEW = few(torch.device("cpu"))
 FAST = [Int8(), Int4(), Int4(group=64), Int4(symmetric=False), Int4(group=128, symmetric=False)]
@@ -193,6 +193,21 @@ def test_copies_and_other_types() -> None:
     assert half.scales.dtype is torch.bfloat16 and half.scales.equal(ours.scales)
     assert half(x.half()).dtype is torch.float16
     torch.testing.assert_close(half(x.half()).float(), before, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("scheme", FAST, ids=repr)
+@torch.no_grad()
+def test_few_rows_exactly(scheme: Scheme) -> None:
+    """Where it is asked for, however often, and not a call longer."""
+    ours, plain = layer(scheme, (33, 50))
+    x = torch.randn(3, 50)
+    wanted, near = plain(x), ours(x)
+    assert not near.equal(wanted)
+    with exactly():
+        with exactly():
+            torch.testing.assert_close(ours(x), wanted)
+        torch.testing.assert_close(ours(x), wanted)
+    assert ours(x).equal(near)
 
 
 @pytest.mark.parametrize("scheme", FAST, ids=repr)
