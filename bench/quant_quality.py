@@ -190,3 +190,14 @@ class Stories:
         readings = [lambda m, ids=ids: m(ids) for ids in seen.split(8)]
         quantize(made, way.scheme, Calibration(readings, way.method, steps) if way.method else None, head=way.head)
         return self._loss(made) - self.before
+
+
+def by_command(about: str | None) -> tuple[Stories, bool]:
+    """What a benchmark of this model alone measures on, and whether it is only tried (`--tiny`)."""
+    p = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--tiny", action="store_true", help="to see that it runs; nothing is kept")
+    tiny: bool = p.parse_args().tiny
+    if not STORIES.is_dir():
+        raise SystemExit(f"{STORIES}: not there, and nothing else can be measured on.")
+    torch.manual_seed(0)
+    return Stories(8 if tiny else ROWS), tiny

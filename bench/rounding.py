@@ -7,15 +7,13 @@ Drift (brickformer/quant/drift.py) and polish (polish.py) are left out in turn; 
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-import torch
 from common import keep, table
-from quant_quality import ROWS, STORIES, Stories, Way
+from quant_quality import Way, by_command
 
 from brickformer.quant import NF4, Int4
 
@@ -46,20 +44,15 @@ def parts(drift: bool, polish: bool) -> Iterator[None]:
 
 def main() -> None:
     """Measure and keep the table."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--tiny", action="store_true", help="to see that it runs; nothing is kept")
-    args = p.parse_args()
-    if not STORIES.is_dir():
-        raise SystemExit(f"{STORIES}: not there, and nothing else can be measured on.")
-    torch.manual_seed(0)
-    began, count = time.perf_counter(), 8 if args.tiny else ROWS
-    model, found = Stories(count), []
+    began, (model, tiny), found = time.perf_counter(), by_command(__doc__), []
     for name, (way, drift, polish) in WAYS.items():
         with parts(drift, polish):
-            found.append((name, f"{model.delta(way, count):+.4f}"))
+            found.append((name, f"{model.delta(way, model.count):+.4f}"))
         print(*found[-1], sep="   ", flush=True)
-    note = f"In nats a token; {count} rows of 256 tokens that the model wrote. {time.perf_counter() - began:.0f} s."
-    if not args.tiny:
+    note = (
+        f"In nats a token; {model.count} rows of 256 tokens that the model wrote. {time.perf_counter() - began:.0f} s."
+    )
+    if not tiny:
         keep("rounding", "What each part of rounding by data gives", [table(("way", "Δ loss"), found), note])
 
 

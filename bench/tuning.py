@@ -8,14 +8,12 @@ its constants or the amount of data changed. Measured as in bench/quant_quality.
 
 from __future__ import annotations
 
-import argparse
 import time
 from dataclasses import dataclass
 from unittest import mock
 
-import torch
 from common import keep, table
-from quant_quality import MORE, ROWS, STEPS, STORIES, Stories, Way
+from quant_quality import MORE, ROWS, STEPS, Way, by_command
 
 from brickformer.quant import Int4, tune
 
@@ -46,15 +44,8 @@ TRIALS = [
 
 def main() -> None:
     """Measure and keep the table."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--tiny", action="store_true", help="to see that it runs; nothing is kept")
-    args = p.parse_args()
-    if not STORIES.is_dir():
-        raise SystemExit(f"{STORIES}: not there, and nothing else can be measured on.")
-    torch.manual_seed(0)
-    began, part = time.perf_counter(), 20 if args.tiny else 1
-    model = Stories(ROWS // part)
-    found = []
+    began, (model, tiny), found = time.perf_counter(), by_command(__doc__), []
+    part = ROWS // model.count
     for trial in TRIALS:
         with mock.patch.multiple(tune, EDGE=trial.edge, TRAVEL=trial.travel):
             delta = model.delta(Way(Int4(), "gptq", tune=trial.steps), trial.rows // part)
@@ -62,7 +53,7 @@ def main() -> None:
         print(*found[-1], sep="   ", flush=True)
     text = table(("way", "rows", "codes from the middle", "codes that u may move", "Δ loss"), found)
     note = f"In nats a token. {STEPS} steps; rows of 256 tokens that the model wrote. `tune` begins {tune.EDGE} away."
-    if not args.tiny:
+    if not tiny:
         keep("tuning", "Where tuning begins", [text, f"{note} {time.perf_counter() - began:.0f} s."])
 
 
